@@ -1,0 +1,1 @@
+"""Reproducible ROCm container images and archives."""
