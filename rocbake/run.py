@@ -1,0 +1,143 @@
+"""The one door to other programs: arguments as a list, output to a log, nothing left running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from rocbake.errors import BuildError, RocbakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+_TAIL_LINES = 20
+_GRACE_SECONDS = 10.0
+# A program's background child may keep the pipe open for ever; its parent's end is our end.
+_DRAIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program printed and ended with; `returncode` is negative for a signal."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(
+    arguments: Sequence[str | os.PathLike[str]],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    log_path: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
+    check: bool = True,
+    error: type[RocbakeError] = BuildError,
+) -> Result:
+    """Run a program to its end, without standard input, in a process group of its own.
+
+    Args:
+        arguments: The program and its arguments; never a shell line.
+        cwd: The folder it runs in.
+        env: Its whole environment; None passes ours on.
+        timeout: Seconds after which the group is ended and `error` raised.
+        log_path: A file that both output streams are appended to, line by line.
+        on_line: Called with each line of either stream, from a thread of its own.
+        check: Whether an exit code other than 0 raises `error`.
+        error: The class raised on failure.
+
+    Raises:
+        RocbakeError: `error`, when the program is missing, fails or takes too long; the message
+            holds the line to paste and the last lines of the output.
+    """
+    words = [os.fspath(argument) for argument in arguments]
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except FileNotFoundError as missing:
+        raise error(
+            f"{words[0]} is not installed, or not on PATH", hint="./bootstrap"
+        ) from missing
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    captured: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    turn = threading.Lock()
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(log_path.open("a", encoding="utf-8")) if log_path else None
+
+        def read(name: str, stream: IO[bytes]) -> None:
+            for raw in stream:
+                line = raw.decode("utf-8", "replace")
+                with turn:
+                    captured[name].append(line)
+                    tail.append(line.rstrip("\n"))
+                    if log:
+                        with contextlib.suppress(ValueError):  # closed: we are past the end
+                            log.write(line)
+                            log.flush()
+                if on_line:
+                    on_line(line.rstrip("\n"))
+
+        assert process.stdout is not None  # noqa: S101 - both are pipes, see above
+        assert process.stderr is not None  # noqa: S101 - as above
+        readers = [
+            threading.Thread(target=read, args=("stdout", process.stdout), daemon=True),
+            threading.Thread(target=read, args=("stderr", process.stderr), daemon=True),
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired as late:
+            _end(process)
+            raise error(
+                f"took more than {timeout:g} s and was stopped: {shlex.join(words)}"
+            ) from late
+        except BaseException:
+            _end(process)
+            raise
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        for reader in readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+    result = Result(
+        process.returncode, "".join(captured["stdout"]), "".join(captured["stderr"])
+    )
+    if check and result.returncode != 0:
+        raise error(_describe(words, result.returncode, list(tail), log_path))
+    return result
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the whole group: first asked, then killed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+            return
+
+
+def _describe(words: list[str], code: int, tail: list[str], log_path: Path | None) -> str:
+    end = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    lines = [f"{words[0]} failed ({end}): {shlex.join(words)}"]
+    lines += [f"  | {line}" for line in tail]
+    if log_path:
+        lines.append(f"  whole log: {log_path}")
+    return "\n".join(lines)
