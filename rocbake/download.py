@@ -22,7 +22,7 @@ from rocbake.cache import writing
 from rocbake.digest import sha256_bytes
 from rocbake.errors import FetchError
 from rocbake.mirror import redact
-from rocbake.retry import CONNECT_SECONDS, SILENCE_SECONDS, DownloadError, refusal, retry
+from rocbake.retry import CONNECT_SECONDS, SILENCE_SECONDS, DownloadError, mismatch, refusal, retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +110,7 @@ class Downloader:
     ) -> None:
         self._stop = stop if stop is not None else threading.Event()
         self._on_bytes = on_bytes if on_bytes is not None else lambda _: None
-        self._sleep = sleep if sleep is not None else tenacity.sleep_using_event(self._stop)
+        self.sleep = sleep if sleep is not None else tenacity.sleep_using_event(self._stop)
         self.session = requests.Session()
 
     def get(
@@ -153,14 +153,14 @@ class Downloader:
                 url,
                 lambda: self._attempt(url, part, sha256=sha256, size=size),
                 progress=lambda: part.furthest,
-                sleep=self._sleep,
+                sleep=self.sleep,
             )
             found, got, was_joined = part.digest.hexdigest(), part.size, part.is_joined
             if sha256 in (None, found):
                 return
             self._restart(part)
             if is_second or not was_joined:
-                raise _mismatch(url, f"sha256 {sha256}", f"sha256 {found} ({got} bytes)")
+                raise mismatch(url, f"sha256 {sha256}", f"sha256 {found} ({got} bytes)")
             # Put together from pieces, it may be none of this server's fault: once more.
             is_second = True
 
@@ -215,7 +215,7 @@ class Downloader:
         is_rest = status == http.HTTPStatus.PARTIAL_CONTENT
         start, total = _content_range(response) if is_rest else (0, _content_length(response))
         if size is not None and total not in (None, size):
-            raise _mismatch(url, f"{size} bytes", f"{total} bytes")
+            raise mismatch(url, f"{size} bytes", f"{total} bytes")
         new_validator = _validator(response)
         if not is_rest:
             self._restart(part, url, new_validator)
@@ -245,7 +245,7 @@ class Downloader:
         if size is not None and part.size > size:
             got = part.size
             self._restart(part)
-            raise _mismatch(url, f"{size} bytes", f"at least {got} bytes")
+            raise mismatch(url, f"{size} bytes", f"at least {got} bytes")
         if size is not None and part.size < size:
             cause = f"broke off after {part.size} of {size} bytes"
             raise DownloadError(url, cause, is_transient=urlsplit(url).scheme != "file")
@@ -293,10 +293,3 @@ def _content_length(response: requests.Response) -> int | None:
 
 def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def _mismatch(url: str, expected: str, got: str) -> DownloadError:
-    # Some hosts make these archives on demand, and their compressor changes now and then.
-    generated = " (a generated archive? its bytes may change)" if "/archive/" in url else ""
-    lines = f"is not the locked file{generated}\n      expected {expected}\n      got      {got}"
-    return DownloadError(url, lines)

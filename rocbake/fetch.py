@@ -7,20 +7,23 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rocbake import log
+from rocbake import git, index, log
 from rocbake.cache import room
 from rocbake.download import Downloader
 from rocbake.errors import FetchError
 from rocbake.mirror import redact
-from rocbake.retry import DownloadError
-from rocbake.source import Deb, Url
+from rocbake.record import lock_git, lock_pypi, lock_url
+from rocbake.retry import DownloadError, mismatch
+from rocbake.source import Deb, Git, Pypi, Url
+
+__all__ = ["fetch", "lock_git", "lock_pypi", "lock_url"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from rocbake.cache import Cache
     from rocbake.mirror import Mirrors
@@ -65,7 +68,7 @@ def fetch(
         if offline:
             raise _offline([group[0] for group in missing], total=len(wanted), cache=cache)
         _check_room([group[0] for group in missing], cache=cache)
-        _Run(cache, mirrors, snapshot, total=len(missing)).all(missing, jobs=jobs)
+        _Run(cache, mirrors, snapshot).all(missing, jobs=jobs)
     fetched = _megabytes(sum(group[0].size for group in missing))
     seconds = time.monotonic() - start
     log.say(
@@ -95,33 +98,31 @@ class _Run:
     cache: Cache
     mirrors: Mirrors
     snapshot: str | None
-    total: int
     stop: threading.Event = field(default_factory=threading.Event)
     # Hosts that no connection could be made to: asked once, not once a file.
     unreachable: set[str] = field(default_factory=set)
+    on_bytes: Callable[[int], None] = lambda _: None
 
     def all(self, groups: list[list[Source]], *, jobs: int) -> None:
         """Bring every group, and end the threads however this ends."""
-        waiting: _Waiting = queue.SimpleQueue()
+        files: _Waiting = queue.SimpleQueue()
+        trees: _Waiting = queue.SimpleQueue()
         ended: _Ended = queue.SimpleQueue()
         # The largest first, so that none of them is the last one everything waits for.
         for group in sorted(groups, key=lambda group: -group[0].size):
-            waiting.put(group)
+            (trees if any(isinstance(one, Git) for one in group) else files).put(group)
         failures: list[_UnavailableError] = []
         with log.progress() as progress:
             bar = progress.add_task("", total=sum(group[0].size for group in groups))
-
-            def on_bytes(count: int) -> None:
-                progress.advance(bar, count)
-
-            for _ in range(min(jobs, len(groups))):
-                # Daemons: a person's Ctrl-C does not wait for a server that says nothing.
-                threading.Thread(
-                    target=self._work, args=(waiting, ended, on_bytes), daemon=True
-                ).start()
+            self.on_bytes = lambda count: progress.advance(bar, count)
             try:
-                for count in range(self.total):
-                    progress.update(bar, description=f"{count}/{self.total} sources")
+                for _ in range(min(jobs, files.qsize())):
+                    # Daemons: a person's Ctrl-C does not wait for a server that says nothing.
+                    threading.Thread(target=self._work, args=(files, ended), daemon=True).start()
+                # Programs run in this thread, because what interrupts it ends them.
+                self._work(trees, ended)
+                for count in range(len(groups)):
+                    progress.update(bar, description=f"{count}/{len(groups)} sources")
                     error = ended.get()
                     if isinstance(error, _UnavailableError):
                         failures.append(error)
@@ -130,10 +131,10 @@ class _Run:
             finally:
                 self.stop.set()
         if failures:
-            raise _report(failures, total=self.total)
+            raise _report(failures, total=len(groups))
 
-    def _work(self, waiting: _Waiting, ended: _Ended, on_bytes: Callable[[int], None]) -> None:
-        downloader = Downloader(stop=self.stop, on_bytes=on_bytes)
+    def _work(self, waiting: _Waiting, ended: _Ended) -> None:
+        downloader = Downloader(stop=self.stop, on_bytes=self.on_bytes)
         while not self.stop.is_set():
             try:
                 group = waiting.get_nowait()
@@ -141,7 +142,7 @@ class _Run:
                 return
             try:
                 self._bring(group, downloader)
-            except BaseException as error:  # noqa: BLE001 - raised again by the one that waits
+            except Exception as error:  # noqa: BLE001 - raised again by the one that waits
                 ended.put(error)
             else:
                 ended.put(None)
@@ -152,25 +153,55 @@ class _Run:
             if self.cache.has(source.sha256, source.size):
                 return  # another process was faster
             self.cache.quarantine(source.sha256)
-            part_path = self.cache.part_path(source.sha256)
             answers: list[DownloadError] = []
-            for url in self._places(group):
-                host = urlsplit(url).netloc
-                if host and host in self.unreachable:
-                    answers.append(DownloadError(url, "the host could not be reached"))
-                    continue
-                try:
-                    downloader.get(url, part_path, sha256=source.sha256, size=source.size)
-                except DownloadError as error:
-                    answers.append(error)
-                    if error.is_unreachable:
-                        self.unreachable.add(host)
-                else:
-                    self.cache.accept(part_path, source.sha256)
+            if self._download(group, downloader, answers):
+                return
+            for tree in group:
+                if isinstance(tree, Git) and self._pack(tree, downloader, answers):
                     return
             raise _UnavailableError(source, answers)
 
-    def _places(self, group: list[Source]) -> Iterator[str]:
+    def _download(
+        self, group: list[Source], downloader: Downloader, answers: list[DownloadError]
+    ) -> bool:
+        """Try each address in order until one gives the file; keep what the others answered."""
+        sha256, size = group[0].sha256, group[0].size
+        part_path = self.cache.part_path(sha256)
+        for url in self._places(group, downloader, answers):
+            host = urlsplit(url).netloc
+            if host and host in self.unreachable:
+                answers.append(DownloadError(url, "the host could not be reached"))
+                continue
+            try:
+                downloader.get(url, part_path, sha256=sha256, size=size)
+            except DownloadError as error:
+                answers.append(error)
+                if error.is_unreachable:
+                    self.unreachable.add(host)
+            else:
+                self.cache.accept(part_path, sha256)
+                return True
+        return False
+
+    def _pack(self, tree: Git, downloader: Downloader, answers: list[DownloadError]) -> bool:
+        with self.cache.scratch_dir("git-") as folder:
+            path = Path(folder) / "tar"
+            try:
+                tar = git.pack(
+                    tree.url, tree.commit, path, scratch_dir=Path(folder), sleep=downloader.sleep
+                )
+                if tar.sha256 != tree.sha256:
+                    raise mismatch(tree.url, f"sha256 {tree.sha256}", f"sha256 {tar.sha256}")
+            except DownloadError as error:
+                answers.append(error)
+                return False
+            self.cache.accept(path, tar.sha256)
+        self.on_bytes(tree.size)
+        return True
+
+    def _places(
+        self, group: list[Source], downloader: Downloader, answers: list[DownloadError]
+    ) -> Iterator[str]:
         yield from self.mirrors.blob_urls(group[0].sha256)
         for source in group:
             if isinstance(source, Deb):
@@ -179,6 +210,11 @@ class _Run:
                 )
             elif isinstance(source, Url):
                 yield source.url
+            elif isinstance(source, Pypi):
+                try:
+                    yield index.find(source, session=downloader.session, sleep=downloader.sleep)
+                except DownloadError as error:
+                    answers.append(error)
 
 
 def _missing(

@@ -148,6 +148,14 @@ def refusal(url: str, response: requests.Response) -> DownloadError:
     return DownloadError(url, cause, status=status, is_transient=transient, retry_after=after)
 
 
+def mismatch(url: str, expected: str, got: str) -> DownloadError:
+    """Return the failure that other bytes than the locked ones mean."""
+    # Some hosts make these archives on demand, and their compressor changes now and then.
+    generated = " (a generated archive? its bytes may change)" if "/archive/" in url else ""
+    lines = f"is not the locked file{generated}\n      expected {expected}\n      got      {got}"
+    return DownloadError(url, lines)
+
+
 def _retry_after(response: requests.Response) -> float | None:
     value = response.headers.get("Retry-After", "")
     if value.isdecimal():
