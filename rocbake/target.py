@@ -567,18 +567,24 @@ def _parse_target(text: str) -> Target:
     return Target(processor, tuple(wanted[key] for key in processor.features if key in wanted))
 
 
+# What compilers and people know as something else than a name.
+_NOT_NAMES = {
+    "native": "cannot be used, a build sees no GPU: give a name such as gfx1201",
+    "gfx": f"names no GPU: give a target such as gfx1201, or one of {', '.join(GROUPS)}",
+}
+
+
 def _why_unknown(text: str) -> str:
     """Say what is wrong with a name that is not in the table, and what to write instead."""
     if not text.strip():
         return "is only blanks: give a name such as gfx1201"
     if text.startswith("-"):
         return "looks like an option that was taken as the value of --target: give a name first"
-    if text == "native":
-        return "cannot be used, a build sees no GPU: give a name such as gfx1201"
-    if text == "gfx":
-        return f"names no GPU: give a target such as gfx1201, or one of {', '.join(GROUPS)}"
+    if text in _NOT_NAMES:
+        return _NOT_NAMES[text]
     trimmed = text.strip()
-    if trimmed != text and (trimmed in GROUPS or trimmed.partition(":")[0] in _BY_NAME):
+    known = trimmed in GROUPS or trimmed.partition(":")[0] in _BY_NAME
+    if trimmed != text and known and trimmed.isprintable():
         return f"has blanks around it: write {trimmed[:_SHOWN]}"
     parts = [part for part in re.split(r"[\s;+|/]+", trimmed) if part]
     if len(parts) > 1 and all(part in GROUPS or part in _BY_NAME for part in parts):
@@ -604,13 +610,13 @@ def _nearest(text: str) -> str:
     import difflib  # noqa: PLC0415 - only a mistake needs it
 
     names = {name.lower(): name for name in (*_BY_NAME, *GROUPS)}
-    name, colon, features = text[:_SHOWN].lower().partition(":")
+    name, *features = text[:_SHOWN].lower().split(":")
     if name[:1].isdigit():
         name = f"gfx{name}"
     zeros = name.translate(str.maketrans("oil", "011"))
     for candidate in (name, zeros, re.sub(r"[^0-9a-z]", "", zeros)):
         if candidate in names:
-            return names[candidate] + colon + features
+            return ":".join((names[candidate], *filter(str.isprintable, features)))
     close = difflib.get_close_matches(zeros, names, n=3, cutoff=0.7)
     return " or ".join(names[match] for match in close)
 
