@@ -548,7 +548,7 @@ def _parse_element(text: str, whole: str) -> Iterable[Target]:
 def _parse_target(text: str) -> Target:
     name, *features = text.split(":")
     processor = _BY_NAME.get(name)
-    if processor is None:
+    if processor is None or text != text.strip():
         raise TargetError(f"target {_shown(text)} {_why_unknown(text)}", hint=_HINT)
     wanted: dict[str, str] = {}
     for feature in features:

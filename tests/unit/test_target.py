@@ -182,6 +182,7 @@ def test_no_option_is_no_set():
         ("cuda", "target 'cuda' is not known"),
         (" gfx1201 ", "target ' gfx1201 ' has blanks around it: write gfx1201"),
         ("gfx1201\n", "target 'gfx1201\\n' has blanks around it: write gfx1201"),
+        ("gfx900:xnack+ ", "target 'gfx900:xnack+ ' has blanks around it: write gfx900:xnack+"),
         ("   ", "target '   ' is only blanks: give a name such as gfx1201"),
         ("", "target '' is empty: give a name such as gfx1201"),
         ("gfx1201,", "target 'gfx1201,' has an empty name between its commas: write gfx1201"),
