@@ -1,0 +1,172 @@
+"""Containers: one layer of the environment each, as people write it in containers/<name>/."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from rocbake import document
+from rocbake.document import DocumentError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
+# Debian Policy 5.6.1
+PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+PackageGlob = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.*-]*$")]
+SuiteName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$")]
+Provider = Literal["debian", "amd"]
+
+
+class Suite(BaseModel):
+    """A suite of the package archive.
+
+    With `only`, no package but those whose names match is ever taken from it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: SuiteName
+    only: tuple[PackageGlob, ...] = ()
+
+
+class Archive(BaseModel):
+    """A package archive, and the OpenPGP keys that may sign its Release files."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    keyring: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+\.(asc|gpg)$")] = Field(
+        description="file in the container's folder"
+    )
+    suites: tuple[Suite, ...] = Field(min_length=1)
+
+
+class ContainerFile(BaseModel):
+    """What stands in a container.yaml."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"title": "rocbake container"}
+    )
+
+    summary: str = Field(min_length=1, description="one sentence")
+    parent: Name | None = Field(
+        default=None, description="container this one stands on; the root one has none"
+    )
+    archive: Archive | None = Field(
+        default=None, description="where packages come from; said once, by the root container"
+    )
+    provider: Provider | None = Field(default=None, description="who built the ROCm in here")
+    rocm: Version | None = Field(default=None, description="ROCm release in here")
+    packages: tuple[PackageName, ...] = Field(
+        description="wishes; what they depend on is added by the lock"
+    )
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container.yaml with its name, its place and the container it stands on."""
+
+    name: str
+    folder: Path
+    file: ContainerFile
+    parent: Container | None
+
+    @property
+    def chain(self) -> tuple[Container, ...]:
+        """The containers from the root one up to this one."""
+        return (*(self.parent.chain if self.parent else ()), self)
+
+    @property
+    def archive(self) -> Archive:
+        """The package archive of the whole chain."""
+        archive = self.chain[0].file.archive
+        assert archive is not None  # noqa: S101 - load() refuses a root container without one
+        return archive
+
+    @property
+    def keyring(self) -> Path:
+        """The file with the keys that may sign the archive's Release files."""
+        return self.chain[0].folder / self.archive.keyring
+
+    @property
+    def rocm(self) -> str | None:
+        """The ROCm release in the image: its own or that of the nearest container below."""
+        return next((one.file.rocm for one in reversed(self.chain) if one.file.rocm), None)
+
+
+def load_all(root: Path) -> dict[str, Container]:
+    """Read every container below a project's root, parents before children.
+
+    Raises:
+        DocumentError: Everything that is wrong with any of them, at once.
+    """
+    folders = sorted(path.parent for path in root.glob("containers/*/container.yaml"))
+    files: dict[str, ContainerFile] = {}
+    problems: list[Problem] = []
+    for folder in folders:
+        try:
+            files[folder.name] = document.load(folder / "container.yaml", ContainerFile)
+        except DocumentError as wrong:
+            problems += wrong.problems
+    if not problems:
+        for folder in folders:
+            problems += _check(folder, files)
+    if problems:
+        raise DocumentError(problems)
+    containers: dict[str, Container] = {}
+
+    def add(name: str) -> Container:
+        if name not in containers:
+            parent = files[name].parent
+            containers[name] = Container(
+                name=name,
+                folder=root / "containers" / name,
+                file=files[name],
+                parent=add(parent) if parent else None,
+            )
+        return containers[name]
+
+    for name in files:
+        add(name)
+    return containers
+
+
+def _check(folder: Path, files: dict[str, ContainerFile]) -> list[Problem]:
+    """Tell what only shows when a container is seen beside the others."""
+    file = files[folder.name]
+    found: list[str] = []
+    if not NAME.fullmatch(folder.name):
+        found.append(f"the folder's name {folder.name!r} is not of the form 'words-with-dashes'")
+    if not (folder / "Dockerfile").is_file():
+        found.append("there is no Dockerfile beside it")
+    if file.parent is None and file.archive is None:
+        found.append("'archive' is missing: a container without 'parent' says where packages are")
+    if file.parent is not None and file.archive is not None:
+        found.append("'archive' is said by the root container alone, and 'parent' is given here")
+    if file.archive and not (folder / file.archive.keyring).is_file():
+        found.append(f"archive.keyring: there is no {file.archive.keyring} beside it")
+    if (file.provider is None) != (file.rocm is None):
+        found.append("'provider' and 'rocm' go together")
+    above, name = [folder.name], file.parent
+    while name is not None:
+        if name not in files:
+            near = difflib.get_close_matches(name, files, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(files)}"
+            found.append(f"parent: there is no container {name!r}; {advice}")
+            break
+        if name in above:
+            found.append(f"parent: goes round in a circle: {' -> '.join([*above, name])}")
+            break
+        if {file.provider, files[name].provider} == {"debian", "amd"}:
+            found.append(f"provider: {file.provider}, but {name} below it has another")
+        above.append(name)
+        name = files[name].parent
+    return [Problem(folder / "container.yaml", 1, 1, message) for message in found]

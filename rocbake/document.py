@@ -1,0 +1,269 @@
+"""Strict YAML: every scalar stays text, and every fault is told with file, line and column.
+
+Knows nothing of recipes or containers: it turns one file into one pydantic model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rocbake.errors import RecipeError
+
+if typing.TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Model = TypeVar("Model", bound=BaseModel)
+Location = tuple[str | int, ...]
+
+_MAX_BYTES = 1 << 20
+# Aliases share nodes, so a few lines can stand for a tree without end ("billion laughs").
+_MAX_NODES = 100_000
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One fault in one file; line and column count from 1."""
+
+    path: Path
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.path)}:{self.line}:{self.column}: {self.message}"
+
+
+class DocumentError(RecipeError):
+    """All that is wrong with one or more files.
+
+    Attributes:
+        problems: The faults, in the order of files and lines.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = sorted(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def shown(path: Path) -> str:
+    """Return the path as a person would type it: relative where it lies below this folder."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def load(path: Path, model: type[Model]) -> Model:
+    """Read one YAML file into a model.
+
+    Raises:
+        DocumentError: Everything that is wrong with the file, at once.
+    """
+    reader = _Reader(path)
+    value = reader.read()
+    if reader.problems:
+        raise DocumentError(reader.problems)
+    try:
+        return model.model_validate(value)
+    except ValidationError as invalid:
+        problems = [reader.explain(error, model, value) for error in invalid.errors()]
+        raise DocumentError(problems) from None
+
+
+@dataclass
+class _Reader:
+    path: Path
+    problems: list[Problem] = field(default_factory=list)
+    # Where each key and each value stands, by its place in the document.
+    keys: dict[Location, yaml.Mark] = field(default_factory=dict)
+    values: dict[Location, yaml.Mark] = field(default_factory=dict)
+    nodes: int = 0
+
+    def read(self) -> Any:  # noqa: ANN401 - a YAML document is any tree
+        try:
+            data = self.path.read_bytes()
+        except OSError as unreadable:
+            self.problems.append(
+                Problem(self.path, 1, 1, f"cannot be read: {os.strerror(unreadable.errno or 0)}")
+            )
+            return None
+        if len(data) > _MAX_BYTES:
+            self.problems.append(
+                Problem(self.path, 1, 1, f"expected at most {_MAX_BYTES} bytes, got {len(data)}")
+            )
+            return None
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as wrong:
+            line = data.count(b"\n", 0, wrong.start) + 1
+            self.problems.append(Problem(self.path, line, 1, "expected UTF-8"))
+            return None
+        try:
+            documents = list(yaml.compose_all(text, Loader=yaml.CBaseLoader))
+        except yaml.YAMLError as wrong:
+            mark = getattr(wrong, "problem_mark", None)
+            what = getattr(wrong, "problem", None) or getattr(wrong, "reason", str(wrong))
+            self._report(mark, str(what))
+            return None
+        except RecursionError:
+            self.problems.append(Problem(self.path, 1, 1, "nested too deeply"))
+            return None
+        if len(documents) != 1:
+            self.problems.append(
+                Problem(self.path, 1, 1, f"expected one document, got {len(documents)}")
+            )
+            return None
+        try:
+            return self._build(documents[0], ())
+        except RecursionError:
+            self.problems.append(Problem(self.path, 1, 1, "nested too deeply"))
+            return None
+
+    def _report(self, mark: yaml.Mark | None, message: str) -> None:
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        self.problems.append(Problem(self.path, line, column, message))
+
+    def _build(self, node: yaml.Node, at: Location) -> Any:  # noqa: ANN401 - see read
+        self.values.setdefault(at, node.start_mark)
+        self.nodes += 1
+        if self.nodes > _MAX_NODES:
+            if self.nodes == _MAX_NODES + 1:
+                self._report(node.start_mark, f"expected at most {_MAX_NODES} values")
+            return None
+        if node.tag not in _PLAIN_TAGS:
+            self._report(node.start_mark, f"tag {node.tag!r} is not used here")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, at)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._build(item, (*at, index)) for index, item in enumerate(node.value)]
+        nothing = node.value == "" and node.style is None
+        return None if nothing else node.value
+
+    def _mapping(self, node: yaml.MappingNode, at: Location) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        first_lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._report(key_node.start_mark, "expected text as a key")
+                continue
+            key = key_node.value
+            if key == "<<" and key_node.style is None:
+                merged |= self._merge(value_node, at)
+                continue
+            if key in first_lines:
+                self._report(
+                    key_node.start_mark,
+                    f"key {key!r} stands here again; the first is in line {first_lines[key]}",
+                )
+                continue
+            first_lines[key] = key_node.start_mark.line + 1
+            self.keys[*at, key] = key_node.start_mark
+            self.values[*at, key] = value_node.start_mark
+            result[key] = self._build(value_node, (*at, key))
+        return merged | result
+
+    def _merge(self, node: yaml.Node, at: Location) -> dict[str, Any]:
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        result: dict[str, Any] = {}
+        for source in sources:
+            if not isinstance(source, yaml.MappingNode):
+                self._report(source.start_mark, "expected a mapping to merge")
+                continue
+            # YAML's merge: of several, the earlier wins.
+            result = self._mapping(source, at) | result
+        return result
+
+    def explain(self, error: ErrorDetails, model: type[BaseModel], value: object) -> Problem:
+        """Turn one pydantic error into a sentence at a place."""
+        at, fields = _walk(error["loc"], model, value)
+        kind = error["type"]
+        if kind == "extra_forbidden":
+            mark = self.keys.get(at)
+            message = _unknown_key(str(at[-1]), fields)
+        elif kind == "missing":
+            mark = self.values.get(at[:-1])
+            message = f"{str(at[-1])!r} is missing"
+        elif kind == "source_without_kind":
+            mark = self.values.get(at)
+            message = error["msg"]
+        else:
+            mark = self._nearest(at)
+            said = error["msg"].removeprefix("Value error, ")
+            name = ".".join(map(str, at))
+            got = error["input"]
+            message = f"{name}: {said}" if name else said
+            if isinstance(got, (str, list, dict)) or got is None:
+                message += f"; got {_brief(got)}"
+        mark = mark or self._nearest(at)
+        return Problem(self.path, mark.line + 1, mark.column + 1, message)
+
+    def _nearest(self, at: Location) -> yaml.Mark:
+        while at not in self.values:
+            at = at[:-1]
+        return self.values[at]
+
+
+def _brief(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case str():
+            return f"text {value!r}"
+        case list():
+            return "a list"
+        case _:
+            return "a mapping"
+
+
+def _unknown_key(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"unknown key {key!r}; {advice}"
+
+
+def _walk(
+    location: Location, model: type[BaseModel], value: object
+) -> tuple[Location, list[str]]:
+    """Follow a pydantic location through the data.
+
+    Returns the same place without pydantic's own marks (a union's tags), and the names of the
+    fields of the model that holds it.
+    """
+    at: list[str | int] = []
+    holder: type[BaseModel] | None = model
+    candidates: list[type[BaseModel]] = [model]
+    here: object = value
+    last = len(location) - 1
+    for index, part in enumerate(location):
+        inside = (isinstance(here, dict) and part in here) or (
+            isinstance(here, list) and isinstance(part, int) and part < len(here)
+        )
+        if not inside and index != last:
+            tagged = [one for one in candidates if one.__name__.lower().startswith(str(part))]
+            candidates = tagged or candidates
+            continue
+        at.append(part)
+        if isinstance(part, str):
+            holder = next((one for one in candidates if part in one.model_fields), candidates[0])
+            if part in holder.model_fields and index != last:
+                candidates = _models_in(holder.model_fields[part].annotation) or candidates
+        here = here[part] if inside else None  # type: ignore[index]
+    fields = list(candidates[0].model_fields) if candidates else []
+    return tuple(at), fields
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in _models_in(part)]

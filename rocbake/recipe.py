@@ -1,0 +1,165 @@
+"""Recipes: what to build, as people write it in recipes/<name>/; no digest stands in one."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+from rocbake import document
+from rocbake.container import NAME, Container, Name, Version
+from rocbake.document import DocumentError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KINDS = ("url", "git", "pypi")
+_HttpUrl = Annotated[str, StringConstraints(pattern=r"^(https?|file)://[^\s@]+$")]
+_Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+
+
+class _Wish(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class UrlWish(_Wish):
+    """A file to download."""
+
+    url: _HttpUrl
+
+
+class GitWish(_Wish):
+    """The tree of one commit; a branch or a tag can move, so neither is taken."""
+
+    git: _HttpUrl
+    commit: _Commit
+
+
+class PypiWish(_Wish):
+    """A file of a project on a Python package index; the source distribution unless named."""
+
+    pypi: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+    version: Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.+!_-]+$")]
+    file: str | None = None
+
+
+def _kind(value: object) -> str | None:
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    named = [kind for kind in _KINDS if isinstance(value, dict) and kind in value]
+    return named[0] if named else None
+
+
+SourceWish = Annotated[
+    Annotated[UrlWish, Tag("url")]
+    | Annotated[GitWish, Tag("git")]
+    | Annotated[PypiWish, Tag("pypi")],
+    Discriminator(
+        _kind,
+        custom_error_type="source_without_kind",
+        custom_error_message="a source is named by one of the keys url, git or pypi",
+    ),
+]
+
+
+class RecipeFile(BaseModel):
+    """What stands in a recipe.yaml."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"title": "rocbake recipe"}
+    )
+
+    summary: str = Field(min_length=1, description="one sentence")
+    version: Version = Field(description="version of the product, kept as text")
+    sdk: Name = Field(description="container that build.sh runs in")
+    runtime: Name = Field(description="container that the image starts from")
+    sources: tuple[SourceWish, ...] = Field(
+        default=(), description="input files, found below /sources while building"
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe.yaml with its name, its place and the containers it names."""
+
+    name: str
+    folder: Path
+    file: RecipeFile
+    sdk: Container
+    runtime: Container
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """Every container the recipe needs, parents before children."""
+        return tuple(dict.fromkeys([*self.runtime.chain, *self.sdk.chain]))
+
+    def files(self) -> list[Path]:
+        """Return what the build may see, relative to the folder, sorted.
+
+        The lock is left out: it names results. So are names that begin with a dot or end with
+        a tilde: they belong to editors and version control.
+        """
+        found = []
+        for path in sorted(self.folder.rglob("*")):
+            relative = path.relative_to(self.folder)
+            ours = not any(part.startswith(".") or part.endswith("~") for part in relative.parts)
+            if ours and relative.as_posix() != "lock.json" and (path.is_symlink() or path.is_file()):
+                found.append(relative)
+        return found
+
+
+def load_all(root: Path, containers: dict[str, Container]) -> dict[str, Recipe]:
+    """Read every recipe below a project's root.
+
+    Raises:
+        DocumentError: Everything that is wrong with any of them, at once.
+    """
+    recipes: dict[str, Recipe] = {}
+    problems: list[Problem] = []
+    for path in sorted(root.glob("recipes/*/recipe.yaml")):
+        try:
+            file = document.load(path, RecipeFile)
+        except DocumentError as wrong:
+            problems += wrong.problems
+            continue
+        found = _check(path.parent, file, containers)
+        if found:
+            problems += [Problem(path, 1, 1, message) for message in found]
+            continue
+        recipes[path.parent.name] = Recipe(
+            name=path.parent.name,
+            folder=path.parent,
+            file=file,
+            sdk=containers[file.sdk],
+            runtime=containers[file.runtime],
+        )
+    if problems:
+        raise DocumentError(problems)
+    return recipes
+
+
+def _check(folder: Path, file: RecipeFile, containers: dict[str, Container]) -> list[str]:
+    """Tell what only shows when a recipe is seen beside the containers."""
+    found: list[str] = []
+    if not NAME.fullmatch(folder.name):
+        found.append(f"the folder's name {folder.name!r} is not of the form 'words-with-dashes'")
+    if folder.name in containers:
+        found.append(f"the name {folder.name!r} is a container's already; images share one space")
+    for needed in ("build.sh", "Dockerfile"):
+        if not (folder / needed).is_file():
+            found.append(f"there is no {needed} beside it")
+    for key in ("sdk", "runtime"):
+        name = getattr(file, key)
+        if name not in containers:
+            near = difflib.get_close_matches(name, containers, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(containers)}"
+            found.append(f"{key}: there is no container {name!r}; {advice}")
+    if not found:
+        sdk, runtime = containers[file.sdk], containers[file.runtime]
+        if sdk.rocm != runtime.rocm:
+            found.append(
+                f"sdk {sdk.name} has ROCm {sdk.rocm}, but runtime {runtime.name} has {runtime.rocm}"
+            )
+    return found
