@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import rfc8785
 
@@ -30,6 +30,17 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's content as bare hexadecimal, in flat memory."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_stream(stream: IO[bytes]) -> str:
+    """Return the SHA-256 of what is left of a stream as bare hexadecimal, in flat memory.
+
+    For streams that are no real files; `hashlib.file_digest` asks for more than reading.
+    """
+    total = hashlib.sha256()
+    while chunk := stream.read(1 << 20):
+        total.update(chunk)
+    return total.hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
