@@ -1,0 +1,164 @@
+"""A plan as a bake file: one target a layer, linked by contexts, every input below one folder.
+
+Anyone can run the file by hand: `docker buildx bake --file bake.json`.
+Format: https://docs.docker.com/build/bake/reference/
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from rocbake.plan import SHARED, Layer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from rocbake.plan import Plan
+    from rocbake.project import Project
+    from rocbake.source import Source
+
+DIST = "dist"
+ROOTFS = "rootfs.tar"
+_EXPORT = ",".join(
+    (
+        "type=oci",
+        "dest={dest}",
+        "tar=false",
+        "rewrite-timestamp=true",
+        "oci-mediatypes=true",
+        "compression=zstd",
+        "compression-level=3",
+        "force-compression=true",
+    )
+)
+
+
+def describe(plan: Plan, exports: Iterable[str]) -> dict[str, Any]:
+    """Return the bake file of a plan.
+
+    Args:
+        plan: What to build.
+        exports: The layers that are exported as images, besides the recipe's own.
+    """
+    exports = set(exports)
+    targets: dict[str, Any] = {}
+    for layer in plan.layers:
+        targets[layer.name] = _target(
+            layer.epoch, f"containers/{layer.name}", labels=_labels(layer)
+        ) | {"contexts": _contexts(layer)}
+        if layer.name in exports:
+            targets[layer.name]["output"] = [_EXPORT.format(dest=f"out/{layer.name}")]
+    targets[DIST] = _target(plan.epoch, "recipes", labels={}) | {
+        "target": DIST,
+        "contexts": {
+            "sdk": f"target:{plan.sdk}",
+            "recipe": f"recipes/{plan.name}",
+            "sources": "sources",
+        },
+        "output": [f"type=local,dest=out/{DIST}"],
+    }
+    targets[DIST]["args"] |= {"GPU_TARGETS": ",".join(plan.targets), "VERSION": plan.version}
+    targets[plan.name] = _target(plan.epoch, f"recipes/{plan.name}", labels=_labels(plan)) | {
+        "contexts": {"runtime": f"target:{plan.runtime}", DIST: f"target:{DIST}"},
+        "output": [_EXPORT.format(dest=f"out/{plan.name}")],
+    }
+    return {
+        "group": {"default": {"targets": [*sorted(exports), DIST, plan.name]}},
+        "target": targets,
+    }
+
+
+def _target(epoch: int, folder: str, *, labels: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "context": folder,
+        "dockerfile": "Dockerfile",
+        "platforms": ["linux/amd64"],
+        "network": "none",
+        "args": {"SOURCE_DATE_EPOCH": str(epoch)},
+        "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
+        "labels": dict(labels),
+    }
+
+
+def _contexts(layer: Layer) -> dict[str, str]:
+    if layer.parent is None:
+        return {}
+    return {
+        layer.parent: f"target:{layer.parent}",
+        "packages": f"packages/{layer.name}",
+        SHARED: f"containers/{SHARED}",
+    }
+
+
+def _labels(what: Plan | Layer) -> dict[str, str]:
+    labels = {
+        "dev.rocbake.key": what.key,
+        "org.opencontainers.image.title": what.name,
+    }
+    if what.rocm:
+        labels["dev.rocbake.rocm"] = what.rocm
+    if isinstance(what, Layer):
+        labels["org.opencontainers.image.version"] = what.tag
+    else:
+        labels["org.opencontainers.image.version"] = what.version
+        labels["dev.rocbake.targets"] = ",".join(what.targets)
+    return labels
+
+
+def lay_out(
+    plan: Plan, project: Project, folder: Path, *, files: Mapping[str, Path], rootfs: Path
+) -> None:
+    """Put every input of a plan below a folder, in the places that its bake file names.
+
+    Nothing but locked files and the project's own are there, and the project's own have the same
+    modes whatever the checkout's umask was.
+
+    Args:
+        plan: What to build.
+        project: Where its containers and recipes are.
+        folder: An empty folder.
+        files: Where each source lies, by SHA-256.
+        rootfs: The root container's file system as a tar.
+    """
+    containers, recipes = project.root / "containers", project.root / "recipes"
+    for layer in plan.layers:
+        own = folder / "containers" / layer.name
+        _copy(containers / layer.name / "Dockerfile", own / "Dockerfile")
+        if layer.parent is None:
+            _link(rootfs, own / ROOTFS)
+        else:
+            _link_all(layer.packages, folder / "packages" / layer.name, files)
+    for script in (containers / SHARED).glob("*.sh"):
+        _copy(script, folder / "containers" / SHARED / script.name)
+    recipe = project.recipes[plan.name]
+    _copy(recipes / "Dockerfile", folder / "recipes" / "Dockerfile")
+    for relative in recipe.files():
+        _copy(recipe.folder / relative, folder / "recipes" / plan.name / relative)
+    (folder / "sources").mkdir()
+    _link_all(plan.sources, folder / "sources", files)
+
+
+def _link_all(sources: Iterable[Source], folder: Path, files: Mapping[str, Path]) -> None:
+    for source in sources:
+        _link(files[source.sha256], folder / source.file_name)
+
+
+def _link(source: Path, destination: Path) -> None:
+    """Give a file a second name; copy it where the two are on different file systems."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        destination.symlink_to(os.readlink(source))
+        return
+    shutil.copyfile(source, destination)
+    destination.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)

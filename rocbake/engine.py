@@ -1,0 +1,480 @@
+"""The container engine: BuildKit builds, the Docker SDK does the rest.
+
+The one module that says "docker". The SDK has no BuildKit client
+(https://github.com/docker/docker-py/issues/2230), hence the command line for building.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import docker
+import docker.errors
+import requests
+from docker.context import ContextAPI
+
+from rocbake import log, run
+from rocbake.errors import BuildError, EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from docker.models.containers import Container as Running
+
+    from rocbake.oci import Layout
+
+LABEL = "dev.rocbake"
+KEY_LABEL = f"{LABEL}.key"
+_PROCESS_LABEL = f"{LABEL}.process"
+# The first with rewrite-timestamp in its BuildKit (0.13), and the first CLI that can ask for it.
+_OLDEST_SERVER = (25, 0)
+_OLDEST_BUILDX = (0, 13)
+_OLDEST_BUILDKIT = (0, 13)
+_API_SECONDS = 600
+_QUICK_SECONDS = 30.0
+# Whoever the build asks, no source but the local ones is let in: https://docs.docker.com/reference/
+# names this "source policy"; RUN is governed by network=none.
+_POLICY = {
+    "rules": [
+        {"action": "DENY", "selector": {"identifier": f"{scheme}://*"}}
+        for scheme in ("docker-image", "http", "https", "git")
+    ]
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of ours in the engine."""
+
+    id: str
+    references: tuple[str, ...]
+    size: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a container printed and ended with."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    out_of_memory: bool
+
+
+def address() -> str:
+    """Return the engine's address: DOCKER_HOST, else the CLI's context, else the usual socket.
+
+    The SDK alone reads only the first; two clients that talk to two engines build and run
+    different things.
+    """
+    host = os.environ.get("DOCKER_HOST")
+    if host:
+        return host
+    name = os.environ.get("DOCKER_CONTEXT")
+    with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
+        context = ContextAPI.get_context(name) if name else ContextAPI.get_current_context()
+        if context and context.Host:
+            return cast("str", context.Host)
+    return "unix:///var/run/docker.sock"
+
+
+@contextlib.contextmanager
+def connect() -> Iterator[docker.DockerClient]:
+    """Open a connection to the engine that answers.
+
+    Raises:
+        EngineError: None answers.
+    """
+    host = address()
+    try:
+        # Never a version: an engine refuses what is older than it knows.
+        client = docker.DockerClient(base_url=host, timeout=_API_SECONDS)
+        client.ping()
+    except (docker.errors.DockerException, requests.RequestException) as silent:
+        raise EngineError(
+            f"no container engine answers at {host}: {_cause(silent)}", hint="./bootstrap"
+        ) from silent
+    try:
+        yield client
+    except (docker.errors.DockerException, requests.RequestException) as failed:
+        raise EngineError(f"the engine at {host} failed: {_cause(failed)}") from failed
+    finally:
+        client.close()
+
+
+def _cause(error: Exception) -> str:
+    """Return the innermost sentence of a chain of wrapped errors."""
+    explanation = getattr(error, "explanation", None)
+    return str(explanation or error).split("\n")[0]
+
+
+def _cli_environment() -> dict[str, str]:
+    """Return our environment for the CLI, bound to the engine that the SDK talks to."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {"DOCKER_CONTEXT", "SOURCE_DATE_EPOCH"}
+    }
+    return kept | {
+        "DOCKER_HOST": address(),
+        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+        "BUILDX_EXPERIMENTAL": "0",
+    }
+
+
+def _buildx(*words: str) -> run.Result:
+    return run.run(
+        ["docker", "buildx", *words],
+        env=_cli_environment(),
+        timeout=_QUICK_SECONDS,
+        error=EngineError,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the engine's parts: docker, buildx, buildkit.
+
+    Raises:
+        EngineError: No engine answers, or the CLI has no buildx.
+    """
+    with connect() as client:
+        server = client.version()["Version"]
+    buildx = _buildx("version").stdout.split()[1]
+    found = re.search(r"^Buildkit(?: version)?:\s*(\S+)", _buildx("inspect").stdout, re.M | re.I)
+    return {
+        "docker": server,
+        "buildx": buildx.removeprefix("v"),
+        # The engine's own BuildKit names no version before Docker 25.
+        "buildkit": found.group(1).removeprefix("v") if found else "unknown",
+    }
+
+
+def problems() -> list[tuple[str, str]]:
+    """Return what keeps this engine from building, each with what to do about it."""
+    found: list[tuple[str, str]] = []
+    try:
+        with connect() as client:
+            server = client.version()["Version"]
+            info = client.info()
+    except EngineError as silent:
+        return [(str(silent), silent.hint or "./bootstrap")]
+    if _numbers(server) < _OLDEST_SERVER:
+        found.append((f"the engine is Docker {server}, and 25 is the oldest that will do", "./bootstrap"))
+    try:
+        buildx = _buildx("version").stdout.split()[1]
+        builder = _buildx("inspect").stdout
+    except EngineError as failed:
+        found.append((str(failed), "./bootstrap"))
+        return found
+    if _numbers(buildx) < _OLDEST_BUILDX:
+        found.append((f"buildx is {buildx}, and 0.13 is the oldest that will do", "./bootstrap"))
+    driver = re.search(r"^Driver:\s*(\S+)", builder, re.M)
+    own = driver is not None and driver.group(1) == "docker"
+    store = dict(info.get("DriverStatus") or []).get("driver-type", "")
+    if own and not store.startswith("io.containerd.snapshotter"):
+        found.append(
+            (
+                "the engine keeps images in its old store, which cannot export OCI layouts",
+                'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json '
+                "and restart it, or: docker buildx create --use",
+            )
+        )
+    buildkit = re.search(r"^Buildkit(?: version)?:\s*v?(\S+)", builder, re.M | re.I)
+    if buildkit and _numbers(buildkit.group(1)) < _OLDEST_BUILDKIT:
+        found.append(
+            (f"the builder is BuildKit {buildkit.group(1)}, and 0.13 is the oldest that will do",
+             "docker buildx create --use")
+        )
+    return found
+
+
+def require_usable() -> None:
+    """Check that the engine can build.
+
+    Raises:
+        EngineError: With all that keeps it from doing so.
+    """
+    found = problems()
+    if found:
+        raise EngineError("\n".join(what for what, _ in found), hint=found[0][1])
+
+
+def root_dir() -> Path | None:
+    """Return the folder where the engine keeps its data, if it is on this machine."""
+    with connect() as client:
+        path = Path(client.info().get("DockerRootDir", ""))
+    return path if path.is_absolute() and path.is_dir() else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def bake(
+    bake_file: Path, targets: Sequence[str], *, log_path: Path, no_cache: bool = False
+) -> None:
+    """Build the targets of a bake file.
+
+    Raises:
+        BuildError: A step failed; the message holds the command, the first error and the end.
+    """
+    policy = bake_file.with_name("source-policy.json")
+    policy.write_text(json.dumps(_POLICY))
+    progress = _Progress()
+    words: list[str | os.PathLike[str]] = ["docker", "buildx", "bake", "--progress", "plain"]
+    words += ["--file", bake_file, *(["--no-cache"] if no_cache else []), *targets]
+    result = run.run(
+        words,
+        cwd=bake_file.parent,
+        env=_cli_environment() | {"EXPERIMENTAL_BUILDKIT_SOURCE_POLICY": str(policy)},
+        log_path=log_path,
+        on_line=progress.line,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise BuildError(progress.failure(result.stderr, log_path))
+
+
+class _Progress:
+    """Reads BuildKit's plain progress: tells of each step that ended, remembers what failed."""
+
+    _STEP = re.compile(r"^#(\d+) \[([^\]]+)\] (.+)$")
+    _DONE = re.compile(r"^#(\d+) (DONE ([0-9.]+)s|CACHED|ERROR: .*)$")
+    _QUIET_SECONDS = 1.0
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._turn = threading.Lock()
+
+    def line(self, text: str) -> None:
+        """Take one line."""
+        with self._turn:
+            step = self._STEP.match(text)
+            if step and not step.group(2).endswith("internal"):
+                words = " ".join(step.group(3).split())
+                words = re.sub(r"--(network|mount)=\S+ ", "", words)
+                self._names[step.group(1)] = f"[{step.group(2)}] {words}"[:100]
+            exporting = re.match(r"^#(\d+) (exporting to .*|\[.*\] exporting .*)$", text)
+            if exporting:
+                self._names.setdefault(exporting.group(1), exporting.group(2))
+            done = self._DONE.match(text)
+            if not done or done.group(1) not in self._names:
+                return
+            seconds = float(done.group(3) or 0)
+            if done.group(3) and seconds >= self._QUIET_SECONDS:
+                log.say(f"  {self._names[done.group(1)]}  {seconds:.1f} s")
+
+    def failure(self, output: str, log_path: Path) -> str:
+        """Return the failed step, its first error and its last lines."""
+        lines = [line for line in output.splitlines() if line.strip()]
+        failed = next((self._DONE.match(line) for line in lines if " ERROR: " in line), None)
+        parts = []
+        if failed:
+            number = failed.group(1)
+            parts.append(f"step failed: {self._names.get(number, number)}")
+            said = [
+                re.sub(rf"^#{number} ([0-9.]+ )?", "", line)
+                for line in lines
+                if line.startswith(f"#{number} ")
+            ]
+            first = next((line for line in said if re.search(r"\b(error|fatal|E:)", line)), None)
+            if first:
+                parts.append(f"first error: {first}")
+            parts += [f"  | {line}" for line in said[-20:]]
+        else:
+            parts.append("the build failed")
+            parts += [f"  | {line}" for line in lines[-20:]]
+        if any("output clipped" in line for line in lines):
+            parts.append("BuildKit clipped this step's output: the cause may be missing above")
+        parts.append(f"whole log: {log_path}")
+        return "\n".join(parts)
+
+
+def load(layout: Layout, reference: str) -> None:
+    """Bring an image into the engine under a name.
+
+    Raises:
+        EngineError: The engine does not take it.
+    """
+    reader, writer = os.pipe()
+    fault: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            with os.fdopen(writer, "wb") as stream:
+                layout.write_tar(cast("IO[bytes]", stream), reference)
+        except BrokenPipeError:
+            pass  # the engine stopped reading, and says why
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            fault.append(error)
+
+    sender = threading.Thread(target=send, daemon=True)
+    with connect() as client, os.fdopen(reader, "rb") as stream:
+        sender.start()
+        # The SDK's own load() drops errors that arrive inside the answer.
+        for message in client.api.load_image(stream, quiet=True):
+            if "error" in message:
+                raise EngineError(f"the engine did not take {reference}: {message['error']}")
+    sender.join()
+    if fault:
+        raise fault[0]
+
+
+def tag(reference: str, new: str) -> None:
+    """Give an image another name."""
+    repository, _, version = new.rpartition(":")
+    with connect() as client:
+        client.images.get(reference).tag(repository, version)
+
+
+def untag(reference: str) -> None:
+    """Take a name from an image; the image goes with its last name. No name is no error."""
+    with connect() as client, contextlib.suppress(docker.errors.ImageNotFound):
+        client.images.remove(reference)
+
+
+def has(reference: str, key: str) -> bool:
+    """Tell whether the engine has an image of this name that was built under this key."""
+    with connect() as client:
+        try:
+            image = client.images.get(reference)
+        except docker.errors.ImageNotFound:
+            return False
+        return bool((image.labels or {}).get(KEY_LABEL) == key)
+
+
+def images() -> list[Image]:
+    """Return the images of ours, by their label."""
+    with connect() as client:
+        return [
+            Image(
+                id=str(image.id),
+                references=tuple(image.tags),
+                size=int(image.attrs.get("Size", 0)),
+                key=image.labels[KEY_LABEL],
+            )
+            for image in client.images.list(filters={"label": KEY_LABEL})
+        ]
+
+
+def run_container(
+    image: str,
+    command: Sequence[str],
+    *,
+    timeout: float,
+    user: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a command in a container of its own to its end: no network, no rights, nothing kept.
+
+    Raises:
+        EngineError: It took longer than `timeout` seconds, or could not be started.
+    """
+    with started(image, command, user=user, environment=environment) as container:
+        try:
+            # The SDK's wait() heeds no timeout of the client; it must be given one.
+            answer = container.wait(timeout=timeout)
+        except requests.exceptions.RequestException as late:
+            raise EngineError(
+                f"{image}: took more than {timeout:g} s and was stopped: {' '.join(command)}"
+            ) from late
+        container.reload()
+        return Ended(
+            exit_code=int(answer["StatusCode"]),
+            stdout=container.logs(stdout=True, stderr=False).decode("utf-8", "replace"),
+            stderr=container.logs(stdout=False, stderr=True).decode("utf-8", "replace"),
+            out_of_memory=bool(container.attrs["State"]["OOMKilled"]),
+        )
+
+
+@contextlib.contextmanager
+def started(
+    image: str,
+    command: Sequence[str],
+    *,
+    user: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    read_only: bool = True,
+) -> Iterator[Running]:
+    """Start a container that is gone when the block ends, however it ends."""
+    with connect() as client:
+        container = client.containers.create(
+            image,
+            list(command),
+            user=user,
+            environment=dict(environment or {}),
+            labels={LABEL: "run", _PROCESS_LABEL: _process()},
+            network_mode="none",
+            read_only=read_only,
+            tmpfs={"/tmp": "exec,mode=1777"},  # noqa: S108 - the container's own
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            init=True,
+        )
+        try:
+            container.start()
+            yield container
+        finally:
+            with contextlib.suppress(docker.errors.NotFound):
+                container.remove(force=True)
+
+
+def reap() -> int:
+    """Remove containers of ours whose process is gone; return how many."""
+    count = 0
+    with connect() as client:
+        for container in client.containers.list(all=True, filters={"label": _PROCESS_LABEL}):
+            if _is_gone(container.labels[_PROCESS_LABEL]):
+                with contextlib.suppress(docker.errors.NotFound):
+                    container.remove(force=True)
+                count += 1
+    return count
+
+
+def leftovers() -> list[str]:
+    """Return the names of all containers of ours."""
+    with connect() as client:
+        found = client.containers.list(all=True, filters={"label": LABEL})
+        return [str(container.name) for container in found]
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "?"
+
+
+def _process() -> str:
+    return f"{_boot()}/{os.getpid()}"
+
+
+def _is_gone(process: str) -> bool:
+    boot, _, number = process.rpartition("/")
+    return boot == _boot() and not Path(f"/proc/{number}").exists()
+
+
+def cli() -> str | None:
+    """Return the path of the command line client."""
+    return shutil.which("docker")
+
+
+def describe() -> dict[str, Any]:
+    """Return what a doctor asks of an engine: address, versions, API range, store."""
+    with connect() as client:
+        version, info = client.version(), client.info()
+    return {
+        "address": address(),
+        "server": version["Version"],
+        "api": f"{version.get('MinAPIVersion')}-{version.get('ApiVersion')}",
+        "store": dict(info.get("DriverStatus") or []).get("driver-type") or info.get("Driver"),
+        "rootless": any("rootless" in option for option in info.get("SecurityOptions") or []),
+    }
