@@ -38,6 +38,11 @@ def warn(text: str) -> None:
     say(_styled(f"! {text}", "33"))
 
 
+def fail(text: str) -> None:
+    """Print why the work ended."""
+    say(_styled(f"✗ {text}", "31"))
+
+
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
     """Announce a step, and say when it ended and how many seconds it took."""

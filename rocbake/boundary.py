@@ -1,0 +1,76 @@
+"""The task boundary: where errors become words and exit codes, and signals become exceptions."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import invoke
+
+from rocbake import log
+from rocbake.errors import RocbakeError, UsageError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+
+
+class Verb(invoke.Task[Any]):
+    """A task that ends with a sentence and an exit code instead of a traceback."""
+
+    def __call__(self, context: invoke.Context, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as invoke has it
+        """Run the verb.
+
+        Raises:
+            invoke.Exit: With the error's exit code; 130 and 143 for SIGINT and SIGTERM.
+        """
+        signal.signal(signal.SIGTERM, _terminate)
+        try:
+            self._heed_dry(context, kwargs)
+            return super().__call__(context, *args, **kwargs)
+        except RocbakeError as error:
+            if os.environ.get("ROCBAKE_DEBUG"):
+                traceback.print_exc()
+            log.fail(error.for_humans())
+            raise invoke.Exit(code=error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            log.fail("interrupted; what was finished is kept, nothing is half-written")
+            raise invoke.Exit(code=_INTERRUPTED) from interrupt
+        except _TerminatedError as ended:
+            log.fail("terminated; what was finished is kept, nothing is half-written")
+            raise invoke.Exit(code=_TERMINATED) from ended
+        except BrokenPipeError as closed:
+            # Whoever read our results has seen enough.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise invoke.Exit(code=128 + signal.SIGPIPE) from closed
+
+    def _heed_dry(self, context: invoke.Context, kwargs: dict[str, Any]) -> None:
+        """Let Invoke's own --dry, which only holds back shell commands, never start work."""
+        if not context.config.run.dry:
+            return
+        if "dry_run" not in kwargs:
+            raise UsageError(
+                f"--dry does nothing for {self.name}: it has no plan to show",
+                hint=f"invoke {self.name} --help",
+            )
+        kwargs["dry_run"] = True
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM arrived. Not an Exception, so that only cleaning up stops it on its way."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # A second one must not stop the cleaning up that the first one asked for.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _TerminatedError
+
+
+# Options only: a word that is no option is a mistake, and must not start anything.
+verb = functools.partial(invoke.task, klass=Verb, positional=[], auto_shortflags=False)

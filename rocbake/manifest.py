@@ -1,0 +1,188 @@
+"""Manifests: what is in an archive, read off the files themselves and not off what was asked.
+
+What must never leave a build is refused here: code for other targets, a path of the build, an
+RPATH that leads out of the archive.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rocbake import digest, elf
+from rocbake.errors import BuildError
+from rocbake.source import Sha256
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rocbake.plan import Plan
+
+# Where recipes are built (recipes/Dockerfile), and the names Clang gives what it makes on the way.
+_BUILD_PATH = re.compile(
+    rb"(?<![\w.@-])(/rocbake/(?:build|recipe|sources|dist)\b[\w./+-]*"
+    rb"|/tmp/[\w.+-]+-[0-9a-f]{6,10}\.(?:o|s|bc|out|hipfb|cui)\b)"
+)
+_CHUNK = 1 << 20
+_OVERLAP = 512
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ElfEntry(_Model):
+    """What a program or library asks of the machine it runs on."""
+
+    soname: str | None
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    versions: Annotated[
+        dict[str, str], Field(description="highest symbol version needed, by its prefix: GLIBC")
+    ]
+    code_objects: Annotated[dict[str, int], Field(description="how many, by GPU target")]
+
+
+class FileEntry(_Model):
+    """One member of the archive."""
+
+    path: str
+    mode: Annotated[str, Field(description="octal permission bits")]
+    size: int = 0
+    sha256: Sha256 | None = None
+    link: str | None = None
+    elf: ElfEntry | None = None
+
+
+class Manifest(_Model):
+    """What manifest.json says, inside the archive and beside it."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    name: str
+    version: str
+    key: Sha256
+    epoch: int
+    rocm: str | None
+    targets: Annotated[tuple[str, ...], Field(description="with code objects in here")]
+    needed: Annotated[tuple[str, ...], Field(description="sonames that are not in here")]
+    versions: Annotated[dict[str, str], Field(description="highest symbol versions needed")]
+    files: tuple[FileEntry, ...]
+
+    def to_json(self) -> bytes:
+        """Return the canonical bytes."""
+        return digest.canonical_json(self.model_dump(mode="json", by_alias=True)) + b"\n"
+
+
+def make(root: Path, plan: Plan) -> Manifest:
+    """Read a folder that is to become an archive.
+
+    Raises:
+        BuildError: Everything about it that may not leave a build, at once.
+    """
+    faults: list[str] = []
+    entries = []
+    for path in sorted(root.rglob("*"), key=lambda one: os.fsencode(one.relative_to(root))):
+        entry = _entry(path, root, faults)
+        if entry:
+            entries.append(entry)
+    if not entries:
+        faults.append("build.sh left nothing in /rocbake/dist")
+    found = {target for entry in entries if entry.elf for target in entry.elf.code_objects}
+    faults += _wrong_targets(entries, plan)
+    if faults:
+        raise BuildError(
+            f"{plan.name} for {','.join(plan.targets)} may not be exported:\n  "
+            + "\n  ".join(faults)
+        )
+    elves = [entry.elf for entry in entries if entry.elf]
+    inside = {one.soname for one in elves} | {os.path.basename(one.path) for one in entries}
+    return Manifest(
+        name=plan.name,
+        version=plan.version,
+        key=plan.key,
+        epoch=plan.epoch,
+        rocm=plan.rocm,
+        targets=tuple(target for target in plan.targets if target in found),
+        needed=tuple(sorted({name for one in elves for name in one.needed} - inside)),
+        versions=elf.highest(one.versions for one in elves),
+        files=tuple(entries),
+    )
+
+
+def _entry(path: Path, root: Path, faults: list[str]) -> FileEntry | None:
+    name = path.relative_to(root).as_posix()
+    status = path.lstat()
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    if stat.S_ISLNK(status.st_mode):
+        return FileEntry(path=name, mode="0777", link=os.readlink(path))
+    if stat.S_ISDIR(status.st_mode):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        faults.append(f"{name}: neither file, folder nor symbolic link")
+        return None
+    found = _build_path(path)
+    if found:
+        faults.append(f"{name}: holds a path of the build: {found}")
+    return FileEntry(
+        path=name,
+        mode="0755" if status.st_mode & 0o111 else "0644",
+        size=status.st_size,
+        sha256=digest.sha256_file(path),
+        elf=_elf(path, name, faults),
+    )
+
+
+def _elf(path: Path, name: str, faults: list[str]) -> ElfEntry | None:
+    facts = elf.read(path)
+    if facts is None:
+        return None
+    counts: dict[str, int] = {}
+    for code_object in elf.code_objects(path):
+        counts[code_object.target] = counts.get(code_object.target, 0) + 1
+    rpath = (*facts.rpath, *facts.runpath)
+    faults += [
+        f"{name}: RPATH {entry!r} is not below $ORIGIN"
+        for entry in rpath
+        if not re.fullmatch(r"\$(ORIGIN|\{ORIGIN\})(/.*)?", entry)
+    ]
+    return ElfEntry(
+        soname=facts.soname,
+        needed=tuple(sorted(facts.needed)),
+        rpath=rpath,
+        versions=facts.versions,
+        code_objects=dict(sorted(counts.items())),
+    )
+
+
+def _wrong_targets(entries: list[FileEntry], plan: Plan) -> list[str]:
+    """Tell of each file whose code objects are not for exactly the target set."""
+    wanted = set(plan.targets)
+    faults = []
+    holders = [entry for entry in entries if entry.elf and entry.elf.code_objects]
+    for entry in holders:
+        assert entry.elf is not None  # noqa: S101 - holders have one
+        found = set(entry.elf.code_objects)
+        if found != wanted:
+            faults.append(
+                f"{entry.path}: asked for {','.join(plan.targets)}, found {','.join(sorted(found))}"
+            )
+    if not holders and plan.rocm:
+        faults.append(f"no file holds a code object; asked for {','.join(plan.targets)}")
+    return faults
+
+
+def _build_path(path: Path) -> str | None:
+    """Return the first path of the build that stands in a file."""
+    before = b""
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            window = before + chunk
+            match = _BUILD_PATH.search(window)
+            if match:
+                return match.group(1).decode("ascii", "replace")
+            before = window[-_OVERLAP:]
+    return None

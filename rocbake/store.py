@@ -1,0 +1,193 @@
+"""The store: finished builds below artifacts/, each whole or absent.
+
+    <name>/<tag>-<key>/artifact.json     what it is, with the digest of everything beside it
+                       manifest.json     what is in the archive   (a recipe's)
+                       <stem>.tar.zst    the archive               (a recipe's)
+                       image/            the image as an OCI layout
+                       build.log
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rocbake import digest
+from rocbake.errors import BuildError, UsageError
+from rocbake.source import Sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECORD = "artifact.json"
+MANIFEST = "manifest.json"
+IMAGE = "image"
+LOG = "build.log"
+_KEY_LENGTH = 12
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ImageRecord(_Model):
+    """The image of an artifact; its identity is `config` and `layers`."""
+
+    reference: Annotated[str, Field(description="its name in the engine")]
+    config: Annotated[str, Field(description="digest of the configuration")]
+    layers: Annotated[tuple[str, ...], Field(description="diffIDs, lowest first")]
+    manifest: Annotated[str, Field(description="digest of the manifest, which names zstd blobs")]
+    size: Annotated[int, Field(description="bytes of all blobs")]
+
+
+class ArchiveRecord(_Model):
+    """The archive of an artifact."""
+
+    file_name: str
+    sha256: Sha256
+    size: int
+    tar_sha256: Annotated[Sha256, Field(description="of the tar inside, whatever the compression")]
+    manifest_sha256: Annotated[Sha256, Field(description="of the manifest.json beside it")]
+
+
+class Artifact(_Model):
+    """What artifact.json says."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    name: str
+    version: str
+    tag: str
+    targets: Annotated[tuple[str, ...], Field(description="empty for a container's image")]
+    key: Sha256
+    image: ImageRecord
+    archive: ArchiveRecord | None
+    built_at: Annotated[str, Field(description="ISO 8601, UTC")]
+    seconds: float
+    engine: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An artifact and the folder it lies in."""
+
+    folder: Path
+    artifact: Artifact
+
+    @property
+    def archive_path(self) -> Path | None:
+        """Where the archive is, if it has one."""
+        archive = self.artifact.archive
+        return self.folder / archive.file_name if archive else None
+
+    def check(self) -> None:
+        """Hash the archive and its manifest.
+
+        Raises:
+            BuildError: One of them is not what was stored.
+        """
+        archive = self.artifact.archive
+        if not archive:
+            return
+        for name, expected in (
+            (archive.file_name, archive.sha256),
+            (MANIFEST, archive.manifest_sha256),
+        ):
+            path = self.folder / name
+            got = digest.sha256_file(path) if path.is_file() else "no file"
+            if got != expected:
+                raise BuildError(
+                    f"{path}: damaged since it was stored: expected sha256 {expected}, got {got}",
+                    hint=f"invoke build --recipe {self.artifact.name} --force",
+                )
+
+
+class Store:
+    """The folder artifacts/."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def entries(self) -> list[Entry]:
+        """Return every whole artifact, newest last; what is being written is never among them."""
+        found = []
+        for record in sorted(self.root.glob(f"*/*/{RECORD}")):
+            if record.parent.name.startswith(".") or record.parent.parent.name.startswith("."):
+                continue
+            found.append(Entry(record.parent, _read(record)))
+        return sorted(found, key=lambda entry: (entry.artifact.built_at, str(entry.folder)))
+
+    def find(self, name: str, tag: str, key: str) -> Entry | None:
+        """Return the artifact built under this key."""
+        folder = self.folder(name, tag, key)
+        if not (folder / RECORD).is_file():
+            return None
+        entry = Entry(folder, _read(folder / RECORD))
+        return entry if entry.artifact.key == key else None
+
+    def folder(self, name: str, tag: str, key: str) -> Path:
+        """Return where the artifact of this key lies, or would."""
+        return self.root / name / f"{tag}-{key[:_KEY_LENGTH]}"
+
+    def put(self, staged: Path, artifact: Artifact) -> Entry:
+        """Take a folder with everything but artifact.json into the store, by one rename."""
+        (staged / RECORD).write_text(
+            json.dumps(artifact.model_dump(mode="json", by_alias=True), indent=2) + "\n"
+        )
+        for path in staged.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        final = self.folder(artifact.name, artifact.tag, artifact.key)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        old = None
+        if final.exists():
+            # There is no rename over a full folder: the old one steps aside first, under a name
+            # that nobody lists.
+            old = self.work(f"old-{final.parent.name}-{final.name}")
+            final.replace(old)
+        staged.replace(final)
+        _sync(final.parent)
+        if old:
+            shutil.rmtree(old)
+        return Entry(final, artifact)
+
+    def work(self, name: str) -> Path:
+        """Return an absent place for work in progress, on the same file system; emptied first."""
+        folder = self.root / ".work" / name
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @contextlib.contextmanager
+    def only_one(self, name: str) -> Iterator[None]:
+        """Let one process at a time do the work of this name; the kernel frees it at our end."""
+        folder = self.root / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{name}.lock"):
+            yield
+
+
+def _read(record: Path) -> Artifact:
+    try:
+        return Artifact.model_validate_json(record.read_bytes())
+    except (OSError, ValidationError) as wrong:
+        raise UsageError(
+            f"{record}: not the record of an artifact: {str(wrong).splitlines()[0]}",
+            hint=f"move {record.parent} away and run invoke build again",
+        ) from wrong
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
