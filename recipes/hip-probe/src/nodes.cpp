@@ -41,7 +41,7 @@ std::vector<std::string> names_in(const fs::path& folder)
 std::vector<std::string> render_names_in(const fs::path& folder)
 {
     std::vector<std::string> names = names_in(folder);
-    std::erase_if(names, [](const std::string& name) { return !name.starts_with("renderD"); });
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with("render"); });
     return names;
 }
 
