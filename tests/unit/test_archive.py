@@ -43,6 +43,7 @@ def make_tree(root, order=1):
         path.chmod(mode)
     (root / "lib/libx.so").symlink_to("libx.so.1")
     (root / "lib/long").symlink_to(f"../share/{LONG}")
+    (root / "share/to").symlink_to("ünï")
     (root / "up").symlink_to("lib/../bin/./tool")
     (root / "nowhere").symlink_to("empty/missing")
     (root / "zz").hardlink_to(root / "bin/tool")
@@ -140,9 +141,9 @@ def test_known_bytes(tmp_path):
         make_tree(tmp_path / "tree"), tmp_path / "x.tar.zst", prefix="p-1.0", epoch=EPOCH
     )
 
-    assert digest.tar_sha256 == "4e39f3b92e05cfdc4cc9529b8ba7641e52e3c2b20bba81832d4961f7efdd0a1c"
+    assert digest.tar_sha256 == "eda37b5ecb058c9da911a9181f128c0df4d2467d448931d5de7477d2b65b45b8"
     if zstandard.ZSTD_VERSION == (1, 5, 7):
-        assert digest.sha256 == "550a99edcf3181831b80b8ba063f1814474d77e1602b6ba42aa581b3eb077eb1"
+        assert digest.sha256 == "543bbc2af486d76c67256c3f22ca70a0df8d1a65f3b196088b482d3f1533d687"
 
 
 def test_epoch_prefix_content_and_mode_count(tree):
@@ -187,6 +188,7 @@ def test_members_are_sorted_normalised_and_dated(tmp_path, tree):
     assert by_name[f"share/{LONG}"].size == 4
     assert by_name["lib/libx.so"].linkname == "libx.so.1"
     assert by_name["up"].linkname == "lib/../bin/./tool"
+    assert by_name["share/to"].linkname == "ünï"
     assert by_name["zz"].type is MemberType.HARDLINK
     assert by_name["zz"].linkname == by_name["lib/tool"].linkname == "opt/p/bin/tool"
 
@@ -223,7 +225,10 @@ def test_extended_headers_are_only_where_needed(tmp_path):
     assert b"PaxHeader" not in tar_of(tmp_path, prefix="")
 
     (tmp_path / ("x" * 101)).write_text("")
-    assert tar_of(tmp_path, prefix="").count(b"PaxHeader") == 1
+    (tmp_path / "link").symlink_to("ü")
+    data = tar_of(tmp_path, prefix="")
+    assert data.count(b"PaxHeader") == 2
+    assert data.count(b"15 linkpath=\xc3\xbc\n") == 1
 
 
 @pytest.mark.parametrize("size", [8**11 - 1, 8**11, 2**63 - 1])
@@ -508,6 +513,7 @@ FOLDER = info("d", tarfile.DIRTYPE, 0o755)
         (hostile(info("h", tarfile.LNKTYPE, linkname="/etc/passwd")), "h is a hardlink to /etc/"),
         (hostile(info("h", tarfile.LNKTYPE, linkname="h")), "which is not a file before it"),
         (hostile(FOLDER, info("h", tarfile.LNKTYPE, linkname="d")), "which is not a file before"),
+        (hostile(info("d", tarfile.DIRTYPE, 0o755, size=5)), "d is a folder with content"),
         (hostile(info("n", tarfile.CHRTYPE)), "n is neither a file, a folder nor a link"),
         (hostile(info("n", tarfile.FIFOTYPE)), "n is neither a file, a folder nor a link"),
         (hostile(info("u", mode=0o4755)), "u is setuid, setgid or sticky: mode 4755"),
