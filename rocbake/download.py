@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -113,6 +113,12 @@ class Downloader:
         self.sleep = sleep if sleep is not None else tenacity.sleep_using_event(self._stop)
         self.session = requests.Session()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+
     def get(
         self, url: str, path: Path, *, sha256: str | None = None, size: int | None = None
     ) -> Download:
@@ -151,7 +157,7 @@ class Downloader:
         while sha256 is None or part.digest.hexdigest() != sha256:
             retry(
                 url,
-                lambda: self._attempt(url, part, sha256=sha256, size=size),
+                lambda: self._attempt_unless_stopped(url, part, sha256=sha256, size=size),
                 progress=lambda: part.furthest,
                 sleep=self.sleep,
             )
@@ -168,6 +174,16 @@ class Downloader:
         self._on_bytes(-part.size)
         with writing(part.path):
             part.restart(url, validator)
+
+    def _attempt_unless_stopped(
+        self, url: str, part: _Part, *, sha256: str | None, size: int | None
+    ) -> None:
+        try:
+            self._attempt(url, part, sha256=sha256, size=size)
+        except Exception as error:
+            if self._stop.is_set():
+                raise StoppedError(f"stopped: {redact(url)}") from error
+            raise
 
     def _attempt(self, url: str, part: _Part, *, sha256: str | None, size: int | None) -> None:
         """Append to the part until the body ends; raise where that was not the file's end."""

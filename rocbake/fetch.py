@@ -134,18 +134,18 @@ class _Run:
             raise _report(failures, total=len(groups))
 
     def _work(self, waiting: _Waiting, ended: _Ended) -> None:
-        downloader = Downloader(stop=self.stop, on_bytes=self.on_bytes)
-        while not self.stop.is_set():
-            try:
-                group = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self._bring(group, downloader)
-            except Exception as error:  # noqa: BLE001 - raised again by the one that waits
-                ended.put(error)
-            else:
-                ended.put(None)
+        with Downloader(stop=self.stop, on_bytes=self.on_bytes) as downloader:
+            while not self.stop.is_set():
+                try:
+                    group = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    self._bring(group, downloader)
+                except Exception as error:  # noqa: BLE001 - raised again by the one that waits
+                    ended.put(error)
+                else:
+                    ended.put(None)
 
     def _bring(self, group: list[Source], downloader: Downloader) -> None:
         source = group[0]
@@ -180,6 +180,9 @@ class _Run:
                     self.unreachable.add(host)
             else:
                 self.cache.accept(part_path, sha256)
+                for answer in answers:
+                    if not answer.is_gone:
+                        log.warn(f"{answer}\n  it came from another place")
                 return True
         return False
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import pypi_simple
-
 from rocbake.errors import FetchError
 from rocbake.retry import CONNECT_SECONDS, SILENCE_SECONDS, DownloadError, mismatch, retry
 from rocbake.run import run
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import requests
+    from pypi_simple import DistributionPackage
 
     from rocbake.source import Pypi
 
@@ -28,6 +27,8 @@ _PIP_SECONDS = 30.0
 
 def address() -> str:
     """Return the index: `PIP_INDEX_URL`, else pip's own setting, else the public one."""
+    import pypi_simple  # noqa: PLC0415 - costs 100 ms that most runs have no use for
+
     return os.environ.get("PIP_INDEX_URL") or _from_pip() or pypi_simple.PYPI_SIMPLE_ENDPOINT
 
 
@@ -40,7 +41,7 @@ def _from_pip() -> str:
 
 def files(
     project: str, *, session: requests.Session, sleep: Callable[[float], None]
-) -> list[pypi_simple.DistributionPackage]:
+) -> list[DistributionPackage]:
     """Return every file of a project that the index lists.
 
     Args:
@@ -51,6 +52,8 @@ def files(
     Raises:
         DownloadError: The index cannot be asked or does not know the project.
     """
+    import pypi_simple  # noqa: PLC0415 - as above
+
     client = pypi_simple.PyPISimple(address(), session=session)
     url = client.get_project_url(project)
     try:

@@ -162,7 +162,8 @@ def _from_apt() -> dict[str, tuple[str, ...]]:
     """Return the archives apt installs this machine from; nothing where there is no apt."""
     if shutil.which("apt-get") is None or shutil.which("apt-config") is None:
         return {}
-    listed = _apt("apt-get", "indextargets", "--format", "$(REPO_URI)")
+    # Not indextargets: it knows only what an update brought in, and a new machine has had none.
+    listed = _apt("apt-get", "update", "--print-uris", "-o", "Debug::NoLocking=true")
     return apt_archives(listed, _apt("apt-config", "dump", "Acquire::Snapshots::URI"))
 
 
@@ -175,13 +176,16 @@ def apt_archives(repositories: str, snapshots: str) -> dict[str, tuple[str, ...]
     """Turn what apt says into archives, each named by the last part of its addresses.
 
     Args:
-        repositories: One address a line, as `apt-get indextargets` prints them.
+        repositories: What `apt-get update --print-uris` prints: each index of each archive, its
+            address quoted and first in its line.
         snapshots: `apt-config dump Acquire::Snapshots::URI`: how apt 2.9 and later finds the
             snapshot service of an archive, by host or by origin.
     """
     addresses: dict[str, None] = {}
     for line in repositories.splitlines():
-        for address in _apt_addresses(line.strip()):
+        quoted = line.split("'")
+        root, dists, _ = (quoted[1] if len(quoted) > 1 else "").partition("/dists/")
+        for address in _apt_addresses(root) if dists else ():
             addresses.setdefault(address.rstrip("/"))
     archives: dict[str, tuple[str, ...]] = {}
     for address in addresses:

@@ -84,8 +84,8 @@ def lock_pypi(project: str, version: str, file_name: str | None = None, *, cache
         LockError: The index has no such file.
         FetchError: The download failed, or the cache cannot be written.
     """
-    downloader = Downloader()
-    listed = index.files(project, session=downloader.session, sleep=time.sleep)
+    with Downloader() as downloader:
+        listed = index.files(project, session=downloader.session, sleep=downloader.sleep)
     file = _choose(listed, project=project, version=version, file_name=file_name)
     if file.is_yanked:
         log.warn(
@@ -116,6 +116,7 @@ def _download(url: str, *, cache: Cache, sha256: str | None = None) -> tuple[str
     key = sha256_bytes(url.encode())
     with cache.lock(key):
         part_path = cache.part_path(key)
-        got = Downloader().get(url, part_path, sha256=sha256)
+        with Downloader() as downloader:
+            got = downloader.get(url, part_path, sha256=sha256)
         cache.accept(part_path, got.sha256)
     return got.sha256, got.size

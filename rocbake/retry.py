@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import http.client
 import random
 import socket
 import time
@@ -184,6 +185,8 @@ def _explain(url: str, error: Exception) -> DownloadError:
     if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
         return DownloadError(url, f"nothing came for {SILENCE_SECONDS:g} s", is_transient=True)
     cause = root.strerror if isinstance(root, OSError) and root.strerror else str(root)
+    if isinstance(root, http.client.IncompleteRead):
+        cause = "broke off before the end"
     return DownloadError(
         url,
         redact(cause),

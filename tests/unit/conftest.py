@@ -1,0 +1,162 @@
+"""A web server on this machine that misbehaves on demand."""
+
+import contextlib
+import http.server
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import pytest
+
+from rocbake import retry
+
+
+@dataclass
+class Answer:
+    """How one request is answered; what is not said is as a good server does it."""
+
+    status: int = 200
+    headers: dict = field(default_factory=dict)
+    content: bytes | None = None  # instead of the file
+    cut: int | None = None  # bytes of the body after which the connection ends
+    is_abrupt: bool = False  # ends with a reset
+    honours_range: bool = True
+    honours_if_range: bool = True
+    is_chunked: bool = False
+    delay: float = 0  # seconds before anything is said
+    holds: bool = False  # says nothing more after `cut` bytes until the server ends
+
+
+class Server:
+    """Serves `files` by path; `script` holds answers to the next requests of a path."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.reset()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                with contextlib.suppress(ConnectionError):
+                    outer.answer(self)
+
+            def log_message(self, *args):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # clients that leave are what is tested
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
+        self._thread.start()
+
+    def reset(self):
+        self.files = {}
+        self.etags = {}
+        self.script = {}
+        self.requests = []
+        self.served = 0
+        self.ending = threading.Event()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def ranges(self):
+        return [headers.get("Range") for _, headers in self.requests]
+
+    def answer(self, handler):
+        path = unquote(handler.path.partition("?")[0])
+        with self._lock:
+            self.requests.append((path, dict(handler.headers)))
+            script = self.script.get(path)
+            answer = script.pop(0) if script else Answer()
+        body = self.files.get(path) if answer.content is None else answer.content
+        status, headers = answer.status, dict(answer.headers)
+        if body is None and status == 200:
+            status = 404
+        if status != 200:
+            body = headers.pop("body", b"")
+        etag = self.etags.get(path)
+        if etag and status == 200:
+            headers.setdefault("ETag", etag)
+        asked = handler.headers.get("Range")
+        condition = handler.headers.get("If-Range")
+        holds = not answer.honours_if_range or condition in (None, headers.get("ETag"))
+        if status == 200 and asked and answer.honours_range and holds:
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(body):
+                status, body = 416, b""
+            else:
+                headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+                status, body = 206, body[start:]
+        self._send(handler, answer, status, headers, body)
+
+    def _send(self, handler, answer, status, headers, body):
+        ending = self.ending
+        time.sleep(answer.delay)
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        if answer.is_chunked:
+            handler.send_header("Transfer-Encoding", "chunked")
+        else:
+            headers.setdefault("Content-Length", str(len(body)))
+            handler.send_header("Content-Length", headers["Content-Length"])
+        handler.end_headers()
+        if answer.cut is not None:
+            body = body[: answer.cut]
+        with self._lock:
+            self.served += len(body)
+        if answer.is_chunked and body:
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(body), body))
+        elif not answer.is_chunked:
+            handler.wfile.write(body)
+        if answer.is_chunked:
+            handler.wfile.write(b"0\r\n\r\n")
+        if answer.holds:
+            ending.wait(30)
+        if answer.cut is not None and not answer.is_chunked:
+            handler.close_connection = True
+            if answer.is_abrupt:
+                linger = struct.pack("ii", 1, 0)
+                handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                handler.connection.close()
+
+
+@pytest.fixture(scope="session")
+def _running_server():
+    running = Server()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def server(_running_server, monkeypatch):
+    # A proxy that is set for everything else has no business here.
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield _running_server
+    _running_server.ending.set()
+    _running_server.reset()
+
+
+@pytest.fixture
+def answer():
+    return Answer
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Let the first wait between attempts be nearly none."""
+    monkeypatch.setattr(retry, "_FIRST_WAIT_SECONDS", 0.001)
