@@ -3,7 +3,7 @@
 #include "hip.hpp"
 #include "names.hpp"
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
