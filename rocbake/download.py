@@ -60,7 +60,6 @@ class _Part:
             with path.open("rb") as stream:
                 while chunk := stream.read(_CHUNK_BYTES):
                     part.grow(chunk)
-        part.is_joined = part.size > 0
         return part
 
     def grow(self, chunk: bytes) -> None:

@@ -140,15 +140,30 @@ def test_whole_file_of_an_earlier_process_needs_no_server(downloader, server, pa
     assert server.requests == []
 
 
-@pytest.mark.parametrize("beginning", [OTHER[:5000], OTHER, OTHER + b"more"])
-def test_damaged_beginning_costs_one_more_download(downloader, server, path, beginning):
+@pytest.mark.parametrize(
+    ("beginning", "ranges"),
+    [(OTHER[:5000], ["bytes=5000-", None]), (OTHER, [None]), (OTHER + b"more", [None])],
+    ids=["part", "whole", "longer"],
+)
+def test_damaged_beginning_costs_one_download(downloader, server, path, beginning, ranges):
     path.parent.mkdir()
     path.write_bytes(beginning)
 
     get(downloader, server, path)
 
     assert path.read_bytes() == CONTENT
-    assert server.served <= 2 * len(CONTENT)
+    assert server.ranges() == ranges
+
+
+def test_rest_that_is_another_one_than_asked_for_starts_over(downloader, server, answer, path):
+    whole = {"Content-Range": f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}", "body": CONTENT}
+    server.script["/file"] = [answer(cut=200_000), answer(status=206, headers=whole)]
+
+    get(downloader, server, path, sha256=SHA256)
+
+    assert path.read_bytes() == CONTENT
+    assert server.ranges() == [None, "bytes=200000-", None]
+    assert server.served == 200_000 + 2 * len(CONTENT)
 
 
 def test_beginning_longer_than_the_file_starts_over(downloader, server, path):

@@ -31,6 +31,8 @@ from rocbake.mirror import Mirrors
 from rocbake.source import Url
 root, url, sha256, size = sys.argv[1:]
 source = Url(sha256=sha256, size=int(size), url=url, file_name="file")
+print("ready", flush=True)
+input()
 fetch([source], cache=Cache(Path(root)), mirrors=Mirrors())
 """
 
@@ -326,18 +328,34 @@ def test_many_sources_come_at_the_same_time(server, answer, cache, mirrors):
     assert cache.usage().files == 8
 
 
+@contextlib.contextmanager
+def processes(count, source, cache):
+    """Start processes that fetch a source, and let them all begin at the same time."""
+    command = [sys.executable, "-c", PROGRAM, cache.root, source.url, source.sha256, "300000"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(count)]
+        for process in started:
+            assert process.stdout.readline() == b"ready\n"
+        for process in started:
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+        yield started
+
+
 def test_processes_that_want_the_same_download_it_once(server, answer, cache):
     server.files["/file"] = CONTENT
     server.script["/file"] = [answer(delay=0.4)] * 3
     source = url_of(server)
-    command = [sys.executable, "-c", PROGRAM, cache.root, source.url, source.sha256, "300000"]
 
-    running = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
-    fetch([source], cache=cache, mirrors=Mirrors())
+    with processes(2, source, cache) as started:
+        fetch([source], cache=cache, mirrors=Mirrors())
+        codes = [process.wait(30) for process in started]
 
-    assert [process.wait(30) for process in running] == [0, 0]
+    assert codes == [0, 0]
     assert len(server.requests) == 1
     assert cache.verify(source.sha256)
+    assert not (cache.root / "quarantine").exists()
 
 
 def test_killed_process_leaves_a_beginning_that_is_used(server, answer, cache):
@@ -345,11 +363,10 @@ def test_killed_process_leaves_a_beginning_that_is_used(server, answer, cache):
     server.script["/file"] = [answer(cut=200_000, holds=True)]
     source = url_of(server)
     part_path = cache.part_path(source.sha256)
-    command = [sys.executable, "-c", PROGRAM, cache.root, source.url, source.sha256, "300000"]
 
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+    with processes(1, source, cache) as started:
         wait_until(lambda: part_path.exists() and part_path.stat().st_size == 200_000)
-        process.kill()
+        started[0].kill()
     was_there = cache.has(source.sha256)
     fetch([source], cache=cache, mirrors=Mirrors())
 
@@ -371,11 +388,14 @@ def test_interrupt_ends_at_once_and_keeps_the_beginning(server, answer, cache, c
 
     thread = threading.Thread(target=interrupt)
     thread.start()
+    others = set(threading.enumerate())
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         fetch([source], cache=cache, mirrors=Mirrors())
     thread.join()
 
+    # What still waits for the server does not keep the process alive.
+    assert {left.daemon for left in set(threading.enumerate()) - others} == {True}
     assert time.monotonic() - start < 5
     assert part_path.read_bytes() == CONTENT[:200_000]
     server.ending.set()

@@ -116,8 +116,8 @@ def test_attributes_and_personal_settings_change_nothing(repository, cache, tmp_
     (tmp_path / "attributes").write_text("* text=auto eol=crlf ident\n")
     (tmp_path / "gitconfig").write_text(settings)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    monkeypatch.setenv("GIT_DIR", "/nowhere")
-    monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"):
+        monkeypatch.setenv(name, str(tmp_path / "another" / "repository"))
 
     personal = lock_git(repository.url, commit, cache=cache)
 

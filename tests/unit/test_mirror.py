@@ -1,3 +1,4 @@
+import shlex
 import stat
 
 import pytest
@@ -44,7 +45,7 @@ def apt(tmp_path):
         (tmp_path / "bin").mkdir()
         for name, text in (("apt-get", repositories), ("apt-config", snapshots)):
             path = tmp_path / "bin" / name
-            path.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\nexit {code}\n")
+            path.write_text(f"#!/bin/sh\nprintf '%s' {shlex.quote(text)}\nexit {code}\n")
             path.chmod(stat.S_IRWXU)
 
     return install
@@ -224,8 +225,17 @@ def test_file_that_is_no_text_is_refused(user_file):
 # This machine's apt
 
 
+def printed(*addresses):
+    """Return what `apt-get update --print-uris` prints for these archives."""
+    return "".join(
+        f"'{address}/dists/sid/{index}' file_of_{index.replace('/', '_')} 0 \n"
+        for index in ("InRelease", "main/binary-amd64/Packages.xz")
+        for address in addresses
+    )
+
+
 def test_apt_names_its_archives():
-    listed = f"{ONE}/\n{ONE}/\nhttp://sec.invalid/debian-security/\n{TWO}\ncdrom://disc/debian\n"
+    listed = printed(ONE, TWO, "http://sec.invalid/debian-security", "cdrom://disc/debian")
 
     assert apt_archives(listed, "") == {
         "debian": (ONE, TWO),
@@ -234,14 +244,15 @@ def test_apt_names_its_archives():
 
 
 def test_odd_addresses_of_apt_are_left_out():
-    listed = "http://host.invalid/\nhttp://[\ntor+http://x/debian\nfile:/srv/debian\n\n"
+    listed = printed("http://host.invalid", "http://[", "tor+http://x/debian", "file:/srv/debian")
+    listed += "'http://flat.invalid/debian/./InRelease' flat 0\n\nE: 'quoted' words\n"
 
     assert apt_archives(listed, "") == {"debian": ("file:/srv/debian",)}
 
 
 def test_list_of_mirrors_is_read(tmp_path):
     (tmp_path / "debian.list").write_text(f"# ours\n{ONE}/ priority:1\n\nrsync://x/debian\n{TWO}\n")
-    listed = f"mirror+file:{tmp_path}/debian.list\nmirror+file:{tmp_path}/none.list\n"
+    listed = printed(f"mirror+file:{tmp_path}/debian.list", f"mirror+file:{tmp_path}/none.list")
 
     assert apt_archives(listed, "") == {"debian": (ONE, TWO)}
 
@@ -256,11 +267,11 @@ def test_list_of_mirrors_is_read(tmp_path):
     ],
 )
 def test_snapshot_service_of_apt_is_the_last_resort(address, service):
-    assert apt_archives(address, SNAPSHOTS) == {"debian": (address, service)}
+    assert apt_archives(printed(address), SNAPSHOTS) == {"debian": (address, service)}
 
 
 def test_snapshot_service_serves_archives_the_machine_does_not_use():
-    assert apt_archives("http://host.invalid/ubuntu", SNAPSHOTS) == {
+    assert apt_archives(printed("http://host.invalid/ubuntu"), SNAPSHOTS) == {
         "ubuntu": ("http://host.invalid/ubuntu",),
         "debian": ("https://past.invalid/origin/@SNAPSHOT@",),
     }
@@ -271,13 +282,13 @@ def test_override_outranks_the_host():
         'Acquire::Snapshots::URI::Override::Origin::Debian "https://own.invalid/@SNAPSHOTID@";\n'
     )
 
-    assert apt_archives(ONE, SNAPSHOTS + override)["debian"][1:] == (
+    assert apt_archives(printed(ONE), SNAPSHOTS + override)["debian"][1:] == (
         "https://own.invalid/@SNAPSHOT@",
     )
 
 
 def test_apt_serves_what_is_not_configured(monkeypatch, apt):
-    apt(f"{ONE}/\nhttp://own.invalid/private/\n", SNAPSHOTS)
+    apt(printed(ONE, "http://own.invalid/private"), SNAPSHOTS)
     monkeypatch.setenv("ROCBAKE_MIRRORS", f"debian={TWO}")
 
     assert load() == Mirrors(
