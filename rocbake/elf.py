@@ -277,7 +277,7 @@ def _split_version(version: str) -> tuple[str, str]:
     """
     if version in _VERSIONS_WITHOUT_NUMBER:
         return _VERSIONS_WITHOUT_NUMBER[version]
-    match = re.fullmatch(r"(\w+?)_([0-9]{1,9}(?:\.[0-9]{1,9})*)", version, re.ASCII)
+    match = re.fullmatch(r"(\w+?)_([0-9]{1,9}(?:\.[0-9]{1,9})*)", version)
     return (match[1], match[2]) if match else (version, "")
 
 

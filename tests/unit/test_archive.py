@@ -657,7 +657,7 @@ def make_one(path, kind, details, files):
         files.append(path)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(TREES)
 def test_packed_read_unpacked_and_packed_again_is_the_same(tmp_path_factory, tree):
     top = tmp_path_factory.mktemp("top")
@@ -678,7 +678,7 @@ def test_packed_read_unpacked_and_packed_again_is_the_same(tmp_path_factory, tre
 GOOD = hostile(FOLDER, info("d/x", size=3), info("d/ü", size=600), info("l", b"2", linkname="d"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
     damaged = bytearray(GOOD[: data.draw(st.integers(0, 4096))] or data.draw(st.binary()))

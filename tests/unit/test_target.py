@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocbake import target
@@ -371,6 +371,7 @@ def sets_of(values):
         return None
 
 
+@settings(max_examples=60, deadline=None)
 @given(VALUES)
 def test_what_is_written_reads_the_same(values):
     targets = sets_of(values)
@@ -381,6 +382,7 @@ def test_what_is_written_reads_the_same(values):
         assert parse_target_set([",".join(values)]) == targets
 
 
+@settings(max_examples=60, deadline=None)
 @given(VALUES, VALUES)
 def test_no_two_sets_have_one_tag(values, others):
     one, other = sets_of(values), sets_of(others)
@@ -390,6 +392,7 @@ def test_no_two_sets_have_one_tag(values, others):
         assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}", one.tag)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.text() | NEARLY, max_size=4))
 def test_any_text_is_a_set_or_refused(values):
     targets = sets_of(values)
@@ -397,6 +400,7 @@ def test_any_text_is_a_set_or_refused(values):
     assert targets is None or parse_target_set([str(targets)]) == targets
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text() | NEARLY | TARGETS)
 def test_any_text_is_a_target_or_refused(text):
     try:
