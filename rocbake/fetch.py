@@ -69,12 +69,10 @@ def fetch(
             raise _offline([group[0] for group in missing], total=len(wanted), cache=cache)
         _check_room([group[0] for group in missing], cache=cache)
         _Run(cache, mirrors, snapshot).all(missing, jobs=jobs)
-    fetched = _megabytes(sum(group[0].size for group in missing))
+    size = _megabytes(sum(group[0].size for group in missing))
     seconds = time.monotonic() - start
-    log.say(
-        f"  {len(missing)} sources fetched, {fetched}, {seconds:.1f} s; "
-        f"{len(wanted) - len(missing)} from the cache"
-    )
+    there = f"{len(wanted) - len(missing)} already in the cache"
+    log.say(f"  fetched {len(missing)} of {len(wanted)} sources, {size}, {seconds:.1f} s; {there}")
     return {sha256: cache.path(sha256) for sha256 in wanted}
 
 

@@ -29,7 +29,7 @@ _SHA1_DIGITS = 40
 # What outranks every attribute that a tree or a person sets. Without `text` no line end changes;
 # the rest are the other ways in which a checkout may differ from what was committed.
 _ATTRIBUTES = "* -text -ident -filter -working-tree-encoding\n"
-# A commit may name what runs a program to be fetched, so only plain transports are let through.
+# Some addresses name a program to run, such as those that begin with ext::, so only these go.
 _PROTOCOLS = "file:git:http:https:ssh"
 # The variables that say how to get to a server, not which repository is meant.
 _TRANSPORT = ("GIT_SSL_", "GIT_SSH", "GIT_ASKPASS", "GIT_PROXY", "GIT_CONFIG", "GIT_HTTP_")

@@ -174,8 +174,8 @@ def test_cache_is_asked_first(server, cache, mirrors, capsys):
 
     assert server.requests == []
     told = capsys.readouterr().err
-    assert "1 sources fetched, 0.3 MB, " in told
-    assert "0 sources fetched, 0.0 MB, 0.0 s; 1 from the cache" in told
+    assert "fetched 1 of 1 sources, 0.3 MB, " in told
+    assert "fetched 0 of 1 sources, 0.0 MB, 0.0 s; 1 already in the cache" in told
 
 
 def test_truncated_file_in_the_cache_recovers(server, cache, mirrors, capsys):
