@@ -128,7 +128,7 @@ def test_threads_do_not_count(tmp_path):
 
     digests = {
         write_archive(root, tmp_path / f"{threads}.tar.zst", prefix="", epoch=1, threads=threads)
-        for threads in (1, 2, 3, 64, None)
+        for threads in (1, 3, None)
     }
 
     assert len(digests) == 1

@@ -482,7 +482,7 @@ def test_tables_without_end_are_refused_soon(file):
 
 
 def test_bundle_that_unpacks_to_a_lot_takes_little_memory(file):
-    path = file(compressed(host_and("gfx1201", code=bytes(64 << 20))))
+    path = file(compressed(host_and("gfx1201", code=bytes(32 << 20))))
 
     tracemalloc.start()
     try:
@@ -491,7 +491,7 @@ def test_bundle_that_unpacks_to_a_lot_takes_little_memory(file):
     finally:
         tracemalloc.stop()
 
-    assert found.size == 64 << 20
+    assert found.size == 32 << 20
     assert peak < 16 << 20
 
 
