@@ -689,7 +689,7 @@ def _decompress(stream: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _members(source: _Source) -> Iterator[tuple[Member, Iterator[bytes]]]:
-    """Yield every member with its content, having checked that nothing can be done with it."""
+    """Yield every member, checked, with its content, which must be taken before the next one."""
     types: dict[str, MemberType] = {}
     links: dict[str, str] = {}
     while (member := _next_member(source)) is not None:
@@ -697,10 +697,7 @@ def _members(source: _Source) -> Iterator[tuple[Member, Iterator[bytes]]]:
         types[member.name] = member.type
         if member.type is MemberType.SYMLINK:
             links[member.name] = member.linkname
-        content = source.chunks(member.size)
-        yield member, content
-        for _ in content:  # what the caller did not want
-            pass
+        yield member, source.chunks(member.size)
         if source.read(_padded(member.size) - member.size).strip(b"\0"):
             raise source.error(f"{_shown(member.name)} is padded with something")
     source.finish()
@@ -781,7 +778,7 @@ def _number(source: _Source, field: bytes, base: int = 8) -> int:
     digits = field.rstrip(b" \0")
     pattern = rb"[0-7]{1,11}" if base == 8 else rb"[0-9]{1,19}"  # noqa: PLR2004 - said by itself
     if not re.fullmatch(pattern, digits):
-        raise source.error(f"has {field!r} where a number must be")
+        raise source.error(f"has {digits!r} where a number must be")
     return int(digits, base)
 
 

@@ -540,6 +540,25 @@ def test_hostile_archive_is_refused_and_nothing_is_left(tmp_path, data, message)
     assert names(tmp_path) == ["x.tar"]
 
 
+@pytest.mark.parametrize(
+    ("start", "field", "message"),
+    [
+        (0, b"\xff", "b'\\xffyz' is not UTF-8"),
+        (100, b"9", "has b'9000644' where a number must be"),
+        (124, b"\x80", "where a number must be"),
+        (136, bytes(12), "has b'' where a number must be"),
+    ],
+)
+def test_field_that_cannot_be_read_is_refused(tmp_path, start, field, message):
+    block = bytearray(hostile(info("xyz"))[:512])
+    block[start : start + len(field)] = field
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    (tmp_path / "x.tar").write_bytes(block + bytes(1024))
+
+    assert message in refusal(unpack, tmp_path / "x.tar", tmp_path / "out")
+
+
 def test_header_with_a_wrong_checksum_is_refused(tmp_path):
     data = bytearray(hostile(info("xyz")))
     data[0] ^= 1
