@@ -1,35 +1,39 @@
-"""The verbs. Each reads its options, makes one call and prints; logic lives below."""
+"""The verbs. Each reads its options and makes one call, into rocbake/command.py."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from invoke import Collection
+from invoke.collection import Collection
 
+from rocbake import command
 from rocbake.boundary import verb
 
 if TYPE_CHECKING:
-    from invoke import Context
+    from invoke.context import Context
 
-_TARGET = "GPU target set: gfx1201, or several for one archive: gfx1100,gfx1201; repeat for more archives"
-_RECIPE = "recipe to take; repeat for several; all of them if not given"
-_JSON = "print the result as JSON on stdout"
-_OFFLINE = "use the cache alone, no network"
+_HELP = {
+    "target": "GPU target set: gfx1201; gfx1100,gfx1201 for one archive with both; repeatable",
+    "recipe": "recipe to take; repeatable; all of them if not given",
+    "json": "print the result as JSON",
+    "offline": "use the cache alone, no network",
+}
 
 
-# The imports inside keep a verb that has nothing to do under a second.
+def _help(*shared: str, **own: str) -> dict[str, str]:
+    return {name: _HELP[name] for name in shared} | own
 
 
 @verb(
     iterable=["target", "recipe"],
-    help={
-        "target": _TARGET,
-        "recipe": _RECIPE,
-        "dry_run": "print the plan and stop",
-        "json": _JSON,
-        "offline": _OFFLINE,
-        "force": "build even what is in the store",
-    },
+    help=_help(
+        "target",
+        "recipe",
+        "json",
+        "offline",
+        dry_run="print the plan and stop",
+        force="build even what is in the store",
+    ),
 )
 def build(
     context: Context,
@@ -41,19 +45,17 @@ def build(
     force: bool = False,
 ) -> None:
     """Build images and archives for GPU targets."""
-    from rocbake import command
-
     command.build(target, recipe, dry_run=dry_run, as_json=json, offline=offline, force=force)
 
 
 @verb(
     iterable=["name"],
-    help={
-        "name": "container or recipe; repeat for several; all of them if not given",
-        "check": "write nothing; exit 3 if a lock is stale or the archive has moved on",
-        "record": "write the digests of the artifacts in the store into their locks",
-        "json": _JSON,
-    },
+    help=_help(
+        "json",
+        name="container or recipe; repeatable; all of them if not given",
+        check="write nothing; exit 3 if a lock is stale or the archive has moved on",
+        record="write the digests of the artifacts in the store into their locks",
+    ),
 )
 def lock(
     context: Context,
@@ -63,9 +65,88 @@ def lock(
     json: bool = False,
 ) -> None:
     """Resolve every wish into a lock: what exactly, by SHA-256."""
-    from rocbake import command
-
     command.lock(name, check=check, record=record, as_json=json)
 
 
-namespace = Collection(build, lock)
+@verb(iterable=["recipe"], help=_help("recipe", "json", "offline"))
+def fetch(context: Context, recipe: list[str], offline: bool = False, json: bool = False) -> None:
+    """Bring every locked source into the cache; --offline lists what is missing there."""
+    command.fetch(recipe, offline=offline, as_json=json)
+
+
+@verb(name="list", help=_help("json", targets="every GPU target instead"))
+def list_(context: Context, targets: bool = False, json: bool = False) -> None:
+    """Print recipes, containers and the artifacts in the store."""
+    command.list_(targets=targets, as_json=json)
+
+
+@verb(
+    iterable=["target"],
+    help=_help("target", "json", recipe="recipe, where there are several", log="the build's log"),
+)
+def show(
+    context: Context, target: list[str], recipe: str = "", json: bool = False, log: bool = False
+) -> None:
+    """Print what is known of one artifact."""
+    command.show_(target, recipe, as_json=json, build_log=log)
+
+
+@verb(iterable=["target", "recipe"], help=_help("target", "recipe", "json", "offline"))
+def verify(
+    context: Context,
+    target: list[str],
+    recipe: list[str],
+    json: bool = False,
+    offline: bool = False,
+) -> None:
+    """Build again from nothing and compare: archive, configuration, every layer."""
+    command.verify(target, recipe, as_json=json, offline=offline)
+
+
+@verb(
+    iterable=["target"],
+    help=_help(
+        "target",
+        recipe="recipe, where there are several",
+        to="folder that the files go to",
+        image="the image, as `docker load` takes it, instead of the archive",
+    ),
+)
+def export(
+    context: Context, target: list[str], recipe: str = "", to: str = "", image: bool = False
+) -> None:
+    """Copy an archive, its checksum and its manifest to a folder."""
+    command.export(target, recipe, to, image=image)
+
+
+@verb(
+    help=_help(
+        "json",
+        yes="remove it",
+        all="also what is still of use: every artifact, image and source",
+    )
+)
+def clean(context: Context, yes: bool = False, all: bool = False, json: bool = False) -> None:
+    """Show what of ours could go; --yes removes it."""
+    command.clean(everything=all, yes=yes, as_json=json)
+
+
+@verb(help=_help("json"))
+def doctor(context: Context, json: bool = False) -> None:
+    """Find everything that would go wrong, and what to type about it."""
+    command.doctor(as_json=json)
+
+
+@verb(help={"unit": "only the fast ones, which need no container engine"})
+def test(context: Context, unit: bool = False) -> None:
+    """Run this project's tests."""
+    command.test(unit=unit)
+
+
+@verb
+def check(context: Context) -> None:
+    """Run linters, type checker and layering rules on this project."""
+    command.check()
+
+
+namespace = Collection(build, check, clean, doctor, export, fetch, list_, lock, show, test, verify)

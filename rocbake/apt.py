@@ -91,9 +91,7 @@ class Indices:
             result = self._apt("apt-get", "update", timeout=_UPDATE_SECONDS, check=False)
             # apt-get update forgives what it could not fetch, so its exit code is not enough.
             faults = [
-                line
-                for line in result.stderr.splitlines()
-                if line.startswith(("E:", "W:", "Err:"))
+                line for line in result.stderr.splitlines() if line.startswith(("E:", "W:", "Err:"))
             ]
             if result.returncode == 0 and not faults:
                 return
@@ -145,9 +143,7 @@ class Indices:
         text += f'APT::Architectures {{ "{ARCHITECTURE}"; }};\n' + _machine_settings()
         self._root.joinpath("apt.conf").write_text(text)
 
-    def _apt(
-        self, *words: str, timeout: float | None = None, check: bool = True
-    ) -> run.Result:
+    def _apt(self, *words: str, timeout: float | None = None, check: bool = True) -> run.Result:
         env = {**os.environ, "APT_CONFIG": str(self._root / "apt.conf"), "LC_ALL": "C.UTF-8"}
         return run.run(words, env=env, timeout=timeout, check=check, error=LockError)
 
@@ -255,7 +251,9 @@ def _preferences(suites: Sequence[Suite]) -> str:
     for suite in suites:
         if suite.only:
             names = " ".join(suite.only)
-            paragraphs.append(f"Package: {names}\nPin: release a={suite.name}\nPin-Priority: {_PREFERRED}\n")
+            paragraphs.append(
+                f"Package: {names}\nPin: release a={suite.name}\nPin-Priority: {_PREFERRED}\n"
+            )
             paragraphs.append(f"Package: *\nPin: release a={suite.name}\nPin-Priority: -1\n")
     return "\n".join(paragraphs)
 
@@ -271,5 +269,3 @@ def version() -> str:
     """Return apt's version, for the record."""
     words = run.run(["apt-get", "--version"], error=LockError).stdout.split()
     return words[1]
-
-

@@ -22,17 +22,11 @@ if TYPE_CHECKING:
 
 DIST = "dist"
 ROOTFS = "rootfs.tar"
-_EXPORT = ",".join(
-    (
-        "type=oci",
-        "dest={dest}",
-        "tar=false",
-        "rewrite-timestamp=true",
-        "oci-mediatypes=true",
-        "compression=zstd",
-        "compression-level=3",
-        "force-compression=true",
-    )
+# Timestamps are clamped to the epoch, and each layer is compressed once, in a format that takes a
+# fifth of the time that gzip takes.
+_EXPORT = (
+    "type=oci,dest={dest},tar=false,rewrite-timestamp=true,oci-mediatypes=true,"
+    "compression=zstd,compression-level=3,force-compression=true"
 )
 
 
@@ -158,7 +152,7 @@ def _link(source: Path, destination: Path) -> None:
 def _copy(source: Path, destination: Path) -> None:
     destination.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
-        destination.symlink_to(os.readlink(source))
+        destination.symlink_to(source.readlink())
         return
     shutil.copyfile(source, destination)
     destination.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)

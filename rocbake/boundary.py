@@ -9,7 +9,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-import invoke
+from invoke.exceptions import Exit
+from invoke.tasks import Task, task
 
 from rocbake import log
 from rocbake.errors import RocbakeError, UsageError
@@ -17,18 +18,20 @@ from rocbake.errors import RocbakeError, UsageError
 if TYPE_CHECKING:
     from types import FrameType
 
+    from invoke.context import Context
+
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
 
-class Verb(invoke.Task[Any]):
+class Verb(Task[Any]):
     """A task that ends with a sentence and an exit code instead of a traceback."""
 
-    def __call__(self, context: invoke.Context, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as invoke has it
+    def __call__(self, context: Context, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as invoke has it
         """Run the verb.
 
         Raises:
-            invoke.Exit: With the error's exit code; 130 and 143 for SIGINT and SIGTERM.
+            Exit: With the error's exit code; 130 and 143 for SIGINT and SIGTERM.
         """
         signal.signal(signal.SIGTERM, _terminate)
         try:
@@ -38,19 +41,19 @@ class Verb(invoke.Task[Any]):
             if os.environ.get("ROCBAKE_DEBUG"):
                 traceback.print_exc()
             log.fail(error.for_humans())
-            raise invoke.Exit(code=error.exit_code) from error
+            raise Exit(code=error.exit_code) from error
         except KeyboardInterrupt as interrupt:
             log.fail("interrupted; what was finished is kept, nothing is half-written")
-            raise invoke.Exit(code=_INTERRUPTED) from interrupt
+            raise Exit(code=_INTERRUPTED) from interrupt
         except _TerminatedError as ended:
             log.fail("terminated; what was finished is kept, nothing is half-written")
-            raise invoke.Exit(code=_TERMINATED) from ended
+            raise Exit(code=_TERMINATED) from ended
         except BrokenPipeError as closed:
             # Whoever read our results has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise invoke.Exit(code=128 + signal.SIGPIPE) from closed
+            raise Exit(code=128 + signal.SIGPIPE) from closed
 
-    def _heed_dry(self, context: invoke.Context, kwargs: dict[str, Any]) -> None:
+    def _heed_dry(self, context: Context, kwargs: dict[str, Any]) -> None:
         """Let Invoke's own --dry, which only holds back shell commands, never start work."""
         if not context.config.run.dry:
             return
@@ -66,11 +69,11 @@ class _TerminatedError(BaseException):
     """SIGTERM arrived. Not an Exception, so that only cleaning up stops it on its way."""
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _terminate(_number: int, _frame: FrameType | None) -> None:
     # A second one must not stop the cleaning up that the first one asked for.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _TerminatedError
 
 
 # Options only: a word that is no option is a mistake, and must not start anything.
-verb = functools.partial(invoke.task, klass=Verb, positional=[], auto_shortflags=False)
+verb = functools.partial(task, klass=Verb, positional=[], auto_shortflags=False)

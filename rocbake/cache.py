@@ -172,9 +172,9 @@ class Cache:
             path.replace(target)
         log.warn(f"damaged file in the cache, moved to {target}; it is fetched again")
 
-    def usage(self) -> Usage:
-        """Count the whole files; those on their way and in quarantine do not count."""
-        return _count(path for path in self._entries())
+    def usage(self, *, besides: AbstractSet[str] = frozenset()) -> Usage:
+        """Count the whole files besides some digests; those on their way do not count."""
+        return _count(path for path in self._entries() if path.name not in besides)
 
     def prune(self, keep: AbstractSet[str]) -> Usage:
         """Remove every file whose digest is not to be kept; return what went.

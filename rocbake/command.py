@@ -1,27 +1,51 @@
-"""What each verb does, in one call, and how its result is shown."""
+"""What each verb does: the calls in their order, and how the result is shown."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rocbake import mirror, project, show, target
+from rocbake import golden, log, mirror, plan, project, run, show, target
+from rocbake import lock as locks
 from rocbake.cache import Cache
-from rocbake.errors import LockError, TargetError, UsageError
+from rocbake.errors import BuildError, LockError, RocbakeError, TargetError, UsageError
 from rocbake.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rocbake.plan import Plan
     from rocbake.project import Project
+    from rocbake.source import Source
+    from rocbake.store import Entry
+
+# The imports inside functions keep a build that is reused under a second: each costs a tenth.
 
 
-def _store(from_project: Project) -> Store:
-    return Store(from_project.root / "artifacts")
+def _store(loaded: Project) -> Store:
+    return Store(loaded.root / "artifacts")
 
 
-def _print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
-    print(json.dumps(value, indent=2))  # noqa: T201 - results go to stdout
+def _plans(loaded: Project, targets: Sequence[str], recipes: Sequence[str]) -> list[Plan]:
+    """Read every option, then resolve each recipe for each target set."""
+    chosen = loaded.choose(list(recipes))
+    sets = target.parse_many(targets)
+    made = []
+    for recipe in chosen:
+        fresh, recipe_lock = locks.require_fresh(recipe.containers, recipe)
+        made += [
+            plan.make(recipe, targets, locks=fresh, recipe_lock=recipe_lock) for targets in sets
+        ]
+    return made
+
+
+def _require_target(verb: str, targets: Sequence[str]) -> None:
+    if not targets:
+        raise TargetError(
+            "no GPU target was named, and a build has no GPU to look at",
+            hint=f"invoke {verb} --target gfx1201",
+        )
 
 
 def build(
@@ -34,56 +58,191 @@ def build(
     force: bool,
 ) -> None:
     """Build, or show what would be built."""
-    from rocbake import build as building  # noqa: PLC0415 - other verbs do without it
-
-    if not targets:
-        raise TargetError(
-            "name a GPU target: a build has no GPU to look at", hint="invoke build --target gfx1201"
-        )
-    sets = target.parse_many(targets)
+    _require_target("build", targets)
+    target.parse_many(targets)
     loaded = project.load()
-    plans = building.plans(loaded.choose(list(recipes)), sets)
+    made = _plans(loaded, targets, recipes)
     store = _store(loaded)
     if dry_run:
-        if as_json:
-            _print_json([one.model_dump(mode="json", by_alias=True) for one in plans])
-        else:
-            show.plans(plans, store=store, cache=Cache())
+        show.plans(made, kept=store, cache=Cache(), as_json=as_json)
         return
-    builder = building.Builder(
-        project=loaded,
-        store=store,
-        cache=Cache(),
-        mirrors=mirror.load(),
-        force=force,
-        offline=offline,
-    )
-    outcomes = builder.build(plans)
-    if as_json:
-        _print_json(show.outcomes_json(outcomes))
-    else:
-        show.outcomes(outcomes)
+    from rocbake import build as building
+    from rocbake.produce import Workshop
+
+    workshop = Workshop(project=loaded, cache=Cache(), mirrors=mirror.load(), offline=offline)
+    outcomes = building.build(made, workshop=workshop, store=store, force=force)
+    show.outcomes(outcomes, as_json=as_json)
     building.require_reproduced(outcomes)
 
 
 def lock(names: Sequence[str], *, check: bool, record: bool, as_json: bool) -> None:
     """Make locks, check them, or write digests of finished builds into them."""
-    from rocbake.resolve import Resolver  # noqa: PLC0415 - a reused build needs no resolver
-
     if check and record:
         raise UsageError("--check and --record exclude each other")
     loaded = project.load()
     if record:
-        from rocbake import record as recording  # noqa: PLC0415 - as above
-
-        show.changes(recording.write(loaded, _store(loaded), names), as_json=as_json)
+        show.changes(golden.record(loaded, _store(loaded), names), as_json=as_json)
         return
+    from rocbake.resolve import Resolver
+
     with Resolver(loaded, cache=Cache(), mirrors=mirror.load()) as resolver:
         changes = resolver.lock(names, write=not check)
-    show.changes(changes, as_json=as_json)
+    show.changes({change.name: change.lines for change in changes}, as_json=as_json)
     behind = [change.name for change in changes if change.lines]
     if check and behind:
         raise LockError(
             f"the wish or the archive has moved on: {', '.join(behind)}",
             hint="invoke lock " + " ".join(f"--name {name}" for name in behind),
         )
+
+
+def fetch(recipes: Sequence[str], *, offline: bool, as_json: bool) -> None:
+    """Bring every locked source of the recipes into the cache."""
+    from rocbake import fetch as fetching
+
+    loaded = project.load()
+    cache = Cache()
+    sources: list[Source] = []
+    snapshots: list[str] = []
+    for recipe in loaded.choose(list(recipes)):
+        fresh, recipe_lock = locks.require_fresh(recipe.containers, recipe)
+        sources += [deb for one in fresh.values() for deb in one.packages]
+        sources += recipe_lock.sources
+        snapshots += [one.snapshot for one in fresh.values()]
+    with log.step("Fetching sources"):
+        files = fetching.fetch(
+            sources,
+            cache=cache,
+            mirrors=mirror.load(),
+            snapshot=max(snapshots, default=None),
+            offline=offline,
+        )
+    show.fetched(
+        len(files),
+        sum({one.sha256: one.size for one in sources}.values()),
+        cache.root,
+        as_json=as_json,
+    )
+
+
+def list_(*, targets: bool, as_json: bool) -> None:
+    """Print recipes, containers and artifacts, or every GPU target."""
+    if targets:
+        show.targets(as_json=as_json)
+        return
+    loaded = project.load()
+    show.inventory(loaded, _store(loaded).entries(), as_json=as_json)
+
+
+def _entry(loaded: Project, targets: Sequence[str], recipe: str) -> Entry:
+    """Return the one artifact that today's locks give for a recipe and a target set."""
+    names = [recipe] if recipe else list(loaded.recipes)
+    if len(names) != 1:
+        raise UsageError(f"name one recipe of {', '.join(names)}", hint="add --recipe NAME")
+    made = _plans(loaded, targets, names)
+    if len(made) != 1:
+        raise UsageError("name one target set", hint="invoke show --target gfx1201")
+    (one,) = made
+    found = _store(loaded).find(one.name, one.tag, one.key)
+    if found is None:
+        raise UsageError(
+            f"the store has no {one.reference} of these locks",
+            hint=f"invoke build --recipe {one.name} --target {','.join(one.targets)}",
+        )
+    return found
+
+
+def show_(targets: Sequence[str], recipe: str, *, as_json: bool, build_log: bool) -> None:
+    """Print what is known of one artifact, or the log of its build."""
+    _require_target("show", targets)
+    loaded = project.load()
+    entry = _entry(loaded, targets, recipe)
+    if build_log:
+        show.build_log(entry)
+    else:
+        show.artifact(entry, as_json=as_json)
+
+
+def export(targets: Sequence[str], recipe: str, folder: str, *, image: bool) -> None:
+    """Copy an artifact's files to a folder."""
+    from rocbake import export as exporting
+
+    _require_target("export", targets)
+    if not folder:
+        raise UsageError("no folder was named", hint="invoke export --target gfx1201 --to DIR")
+    loaded = project.load()
+    entry = _entry(loaded, targets, recipe)
+    for path in exporting.export(entry, Path(folder), image=image):
+        show.line(str(path))
+
+
+def verify(targets: Sequence[str], recipes: Sequence[str], *, as_json: bool, offline: bool) -> None:
+    """Build again from nothing, and compare."""
+    from rocbake import verify as verifying
+    from rocbake.produce import Workshop
+
+    _require_target("verify", targets)
+    loaded = project.load()
+    workshop = Workshop(
+        project=loaded, cache=Cache(), mirrors=mirror.load(), offline=offline, fresh=True
+    )
+    comparisons = []
+    for one in _plans(loaded, targets, recipes):
+        comparisons += verifying.verify(one, workshop=workshop, kept=_store(loaded))
+    show.comparisons(comparisons, as_json=as_json)
+    verifying.require_equal(comparisons)
+
+
+def clean(*, everything: bool, yes: bool, as_json: bool) -> None:
+    """Show what of ours could go; take it away if told to."""
+    from rocbake import clean as cleaning
+
+    loaded = project.load()
+    found = cleaning.find(loaded, _store(loaded), Cache(), everything=everything)
+    show.leftovers(found, removed=yes, as_json=as_json)
+    for one in found if yes else ():
+        one.remove()
+    if found and not yes:
+        log.say("nothing was removed; add --yes to remove it")
+
+
+def doctor(*, as_json: bool) -> None:
+    """Look for everything that would go wrong."""
+    from rocbake import doctor as examining
+
+    found = examining.examine(Store(project.ROOT / "artifacts"), Cache())
+    show.findings(found, as_json=as_json)
+    wrong = [one for one in found if one.exit_code]
+    if wrong:
+        failure = RocbakeError(f"{len(wrong)} things to mend, see above", hint=wrong[0].remedy)
+        failure.exit_code = wrong[0].exit_code
+        raise failure
+
+
+def test(*, unit: bool) -> None:
+    """Run this project's tests: the fast ones, or these and those that need the engine."""
+    words = [sys.executable, "-m", "pytest", "tests/unit"]
+    _hand_over([*words, *([] if unit else ["tests/integration"])])
+
+
+def check() -> None:
+    """Run every static check on this project."""
+    tools = Path(sys.executable).parent
+    scripts = [str(path) for path in project.ROOT.rglob("*.sh") if ".venv" not in path.parts]
+    for name, *arguments in (
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        ["mypy"],
+        ["lint-imports"],
+        ["shellcheck", "bootstrap", ".ci/run", *scripts],
+        ["codespell"],
+    ):
+        with log.step(" ".join([name, *arguments[:1]])):
+            _hand_over([tools / name, *arguments])
+
+
+def _hand_over(words: Sequence[str | Path]) -> None:
+    """Run a program of this project's own whose output is for the person who asked."""
+    result = run.run(words, cwd=project.ROOT, on_line=log.say, check=False)
+    if result.returncode != 0:
+        raise BuildError(f"{Path(words[0]).name} ended with exit code {result.returncode}")

@@ -155,18 +155,23 @@ def _check(folder: Path, files: dict[str, ContainerFile]) -> list[Problem]:
         found.append(f"archive.keyring: there is no {file.archive.keyring} beside it")
     if (file.provider is None) != (file.rocm is None):
         found.append("'provider' and 'rocm' go together")
-    above, name = [folder.name], file.parent
-    while name is not None:
-        if name not in files:
-            near = difflib.get_close_matches(name, files, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(files)}"
-            found.append(f"parent: there is no container {name!r}; {advice}")
-            break
-        if name in above:
-            found.append(f"parent: goes round in a circle: {' -> '.join([*above, name])}")
-            break
-        if {file.provider, files[name].provider} == {"debian", "amd"}:
-            found.append(f"provider: {file.provider}, but {name} below it has another")
-        above.append(name)
-        name = files[name].parent
+    found += _check_ancestry(folder.name, files)
     return [Problem(folder / "container.yaml", 1, 1, message) for message in found]
+
+
+def _check_ancestry(name: str, files: dict[str, ContainerFile]) -> list[str]:
+    """Follow the parents of a container down to the root one."""
+    provider, above = files[name].provider, [name]
+    parent = files[name].parent
+    while parent is not None:
+        if parent not in files:
+            near = difflib.get_close_matches(parent, files, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(files)}"
+            return [f"parent: there is no container {parent!r}; {advice}"]
+        if parent in above:
+            return [f"parent: goes round in a circle: {' -> '.join([*above, parent])}"]
+        if {provider, files[parent].provider} == {"debian", "amd"}:
+            return [f"provider: {provider}, but {parent} below it has another"]
+        above.append(parent)
+        parent = files[parent].parent
+    return []

@@ -63,7 +63,7 @@ def sha256_files(root: Path, relative_paths: Iterable[Path]) -> str:
     for relative in sorted(set(relative_paths), key=lambda path: os.fsencode(path.as_posix())):
         path = root / relative
         if path.is_symlink():
-            entries.append([relative.as_posix(), "link", os.readlink(path)])
+            entries.append([relative.as_posix(), "link", str(path.readlink())])
         else:
             kind = "program" if path.stat().st_mode & 0o100 else "file"
             entries.append([relative.as_posix(), kind, sha256_file(path)])

@@ -13,9 +13,11 @@ from rocbake import engine
 from rocbake.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from rocbake.plan import Plan
+    from rocbake.source import Source
 
 # Measured on the HIP SDK: 194 MB of packages are 1.0 GB installed; the engine holds that unpacked
 # twice (builder and image store), and compressed twice (0.25 GB each).
@@ -25,14 +27,13 @@ _SPARE_BYTES = 500_000_000
 _SPARE_INODES = 200_000
 
 
-def needs(plan: Plan) -> dict[str, int]:
+def needs(inputs: Iterable[Source]) -> dict[str, int]:
     """Return an estimate, in bytes, of what a build takes: in the engine, the store, the cache."""
-    packages = sum(deb.size for layer in plan.layers for deb in layer.packages)
-    sources = sum(source.size for source in plan.sources)
+    size = sum(source.size for source in inputs)
     return {
-        "engine": _ENGINE_FACTOR * (packages + sources) + _SPARE_BYTES,
-        "store": _STORE_FACTOR * (packages + sources) + _SPARE_BYTES,
-        "cache": 2 * (packages + sources) + _SPARE_BYTES,
+        "engine": _ENGINE_FACTOR * size + _SPARE_BYTES,
+        "store": _STORE_FACTOR * size + _SPARE_BYTES,
+        "cache": 2 * size + _SPARE_BYTES,
     }
 
 
@@ -42,11 +43,11 @@ def require_room(plan: Plan, *, store: Path, cache: Path) -> None:
     Raises:
         EngineError: One of them has too little; all such are named.
     """
-    found = problems(needs(plan), store=store, cache=cache)
+    found = problems(needs(plan.inputs), store=store, cache=cache)
     if found:
         raise EngineError(
             "too little room to build:\n  " + "\n  ".join(found),
-            hint="invoke clean  shows what of ours could go; docker system df  what of the engine's",
+            hint="invoke clean  shows what of ours could go",
         )
 
 

@@ -89,43 +89,35 @@ class _Reader:
     nodes: int = 0
 
     def read(self) -> Any:  # noqa: ANN401 - a YAML document is any tree
-        try:
-            data = self.path.read_bytes()
-        except OSError as unreadable:
-            self.problems.append(
-                Problem(self.path, 1, 1, f"cannot be read: {os.strerror(unreadable.errno or 0)}")
-            )
-            return None
-        if len(data) > _MAX_BYTES:
-            self.problems.append(
-                Problem(self.path, 1, 1, f"expected at most {_MAX_BYTES} bytes, got {len(data)}")
-            )
-            return None
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as wrong:
-            line = data.count(b"\n", 0, wrong.start) + 1
-            self.problems.append(Problem(self.path, line, 1, "expected UTF-8"))
+        text = self._text()
+        if text is None:
             return None
         try:
             documents = list(yaml.compose_all(text, Loader=yaml.CBaseLoader))
+            if len(documents) == 1:
+                return self._build(documents[0], ())
+            self._report(None, f"expected one document, got {len(documents)}")
         except yaml.YAMLError as wrong:
-            mark = getattr(wrong, "problem_mark", None)
             what = getattr(wrong, "problem", None) or getattr(wrong, "reason", str(wrong))
-            self._report(mark, str(what))
-            return None
+            self._report(getattr(wrong, "problem_mark", None), str(what))
         except RecursionError:
-            self.problems.append(Problem(self.path, 1, 1, "nested too deeply"))
+            self._report(None, "nested too deeply")
+        return None
+
+    def _text(self) -> str | None:
+        try:
+            data = self.path.read_bytes()
+        except OSError as unreadable:
+            self._report(None, f"cannot be read: {os.strerror(unreadable.errno or 0)}")
             return None
-        if len(documents) != 1:
-            self.problems.append(
-                Problem(self.path, 1, 1, f"expected one document, got {len(documents)}")
-            )
+        if len(data) > _MAX_BYTES:
+            self._report(None, f"expected at most {_MAX_BYTES} bytes, got {len(data)}")
             return None
         try:
-            return self._build(documents[0], ())
-        except RecursionError:
-            self.problems.append(Problem(self.path, 1, 1, "nested too deeply"))
+            return data.decode("utf-8")
+        except UnicodeDecodeError as wrong:
+            line = data.count(b"\n", 0, wrong.start) + 1
+            self.problems.append(Problem(self.path, line, 1, "expected UTF-8"))
             return None
 
     def _report(self, mark: yaml.Mark | None, message: str) -> None:
@@ -146,6 +138,7 @@ class _Reader:
             return self._mapping(node, at)
         if isinstance(node, yaml.SequenceNode):
             return [self._build(item, (*at, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)  # noqa: S101 - there is no fourth kind
         nothing = node.value == "" and node.style is None
         return None if nothing else node.value
 
@@ -232,9 +225,7 @@ def _unknown_key(key: str, known: list[str]) -> str:
     return f"unknown key {key!r}; {advice}"
 
 
-def _walk(
-    location: Location, model: type[BaseModel], value: object
-) -> tuple[Location, list[str]]:
+def _walk(location: Location, model: type[BaseModel], value: object) -> tuple[Location, list[str]]:
     """Follow a pydantic location through the data.
 
     Returns the same place without pydantic's own marks (a union's tags), and the names of the

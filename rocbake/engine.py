@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,8 @@ import docker.errors
 import requests
 from docker.context import ContextAPI
 
-from rocbake import log, run
+from rocbake import run
+from rocbake.buildlog import BuildLog
 from rocbake.errors import BuildError, EngineError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def address() -> str:
     with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
         context = ContextAPI.get_context(name) if name else ContextAPI.get_current_context()
         if context and context.Host:
-            return cast("str", context.Host)
+            return context.Host
     return "unix:///var/run/docker.sock"
 
 
@@ -149,13 +149,20 @@ def versions() -> dict[str, str]:
     with connect() as client:
         server = client.version()["Version"]
     buildx = _buildx("version").stdout.split()[1]
-    found = re.search(r"^Buildkit(?: version)?:\s*(\S+)", _buildx("inspect").stdout, re.M | re.I)
     return {
         "docker": server,
         "buildx": buildx.removeprefix("v"),
-        # The engine's own BuildKit names no version before Docker 25.
-        "buildkit": found.group(1).removeprefix("v") if found else "unknown",
+        "buildkit": _buildkit(_buildx("inspect").stdout) or "unknown",
     }
+
+
+def _buildkit(inspected: str) -> str | None:
+    """Return BuildKit's version as `buildx inspect` prints it, if it says one.
+
+    Debian builds the engine without it: 0.0.0+unknown.
+    """
+    found = re.search(r"^Buildkit(?: version)?:\s*v?(\S+)", inspected, re.MULTILINE | re.IGNORECASE)
+    return found.group(1) if found and not found.group(1).startswith("0.0.0") else None
 
 
 def problems() -> list[tuple[str, str]]:
@@ -168,7 +175,9 @@ def problems() -> list[tuple[str, str]]:
     except EngineError as silent:
         return [(str(silent), silent.hint or "./bootstrap")]
     if _numbers(server) < _OLDEST_SERVER:
-        found.append((f"the engine is Docker {server}, and 25 is the oldest that will do", "./bootstrap"))
+        found.append(
+            (f"the engine is Docker {server}, and 25 is the oldest that will do", "./bootstrap")
+        )
     try:
         buildx = _buildx("version").stdout.split()[1]
         builder = _buildx("inspect").stdout
@@ -177,22 +186,23 @@ def problems() -> list[tuple[str, str]]:
         return found
     if _numbers(buildx) < _OLDEST_BUILDX:
         found.append((f"buildx is {buildx}, and 0.13 is the oldest that will do", "./bootstrap"))
-    driver = re.search(r"^Driver:\s*(\S+)", builder, re.M)
+    driver = re.search(r"^Driver:\s*(\S+)", builder, re.MULTILINE)
     own = driver is not None and driver.group(1) == "docker"
     store = dict(info.get("DriverStatus") or []).get("driver-type", "")
     if own and not store.startswith("io.containerd.snapshotter"):
         found.append(
             (
                 "the engine keeps images in its old store, which cannot export OCI layouts",
-                'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json '
-                "and restart it, or: docker buildx create --use",
+                "docker buildx create --use, or switch the containerd image store on",
             )
         )
-    buildkit = re.search(r"^Buildkit(?: version)?:\s*v?(\S+)", builder, re.M | re.I)
-    if buildkit and _numbers(buildkit.group(1)) < _OLDEST_BUILDKIT:
+    buildkit = _buildkit(builder)
+    if buildkit and _numbers(buildkit) < _OLDEST_BUILDKIT:
         found.append(
-            (f"the builder is BuildKit {buildkit.group(1)}, and 0.13 is the oldest that will do",
-             "docker buildx create --use")
+            (
+                f"the builder is BuildKit {buildkit}, and 0.13 is the oldest that will do",
+                "docker buildx create --use",
+            )
         )
     return found
 
@@ -229,7 +239,7 @@ def bake(
     """
     policy = bake_file.with_name("source-policy.json")
     policy.write_text(json.dumps(_POLICY))
-    progress = _Progress()
+    progress = BuildLog()
     words: list[str | os.PathLike[str]] = ["docker", "buildx", "bake", "--progress", "plain"]
     words += ["--file", bake_file, *(["--no-cache"] if no_cache else []), *targets]
     result = run.run(
@@ -242,61 +252,6 @@ def bake(
     )
     if result.returncode != 0:
         raise BuildError(progress.failure(result.stderr, log_path))
-
-
-class _Progress:
-    """Reads BuildKit's plain progress: tells of each step that ended, remembers what failed."""
-
-    _STEP = re.compile(r"^#(\d+) \[([^\]]+)\] (.+)$")
-    _DONE = re.compile(r"^#(\d+) (DONE ([0-9.]+)s|CACHED|ERROR: .*)$")
-    _QUIET_SECONDS = 1.0
-
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-        self._turn = threading.Lock()
-
-    def line(self, text: str) -> None:
-        """Take one line."""
-        with self._turn:
-            step = self._STEP.match(text)
-            if step and not step.group(2).endswith("internal"):
-                words = " ".join(step.group(3).split())
-                words = re.sub(r"--(network|mount)=\S+ ", "", words)
-                self._names[step.group(1)] = f"[{step.group(2)}] {words}"[:100]
-            exporting = re.match(r"^#(\d+) (exporting to .*|\[.*\] exporting .*)$", text)
-            if exporting:
-                self._names.setdefault(exporting.group(1), exporting.group(2))
-            done = self._DONE.match(text)
-            if not done or done.group(1) not in self._names:
-                return
-            seconds = float(done.group(3) or 0)
-            if done.group(3) and seconds >= self._QUIET_SECONDS:
-                log.say(f"  {self._names[done.group(1)]}  {seconds:.1f} s")
-
-    def failure(self, output: str, log_path: Path) -> str:
-        """Return the failed step, its first error and its last lines."""
-        lines = [line for line in output.splitlines() if line.strip()]
-        failed = next((self._DONE.match(line) for line in lines if " ERROR: " in line), None)
-        parts = []
-        if failed:
-            number = failed.group(1)
-            parts.append(f"step failed: {self._names.get(number, number)}")
-            said = [
-                re.sub(rf"^#{number} ([0-9.]+ )?", "", line)
-                for line in lines
-                if line.startswith(f"#{number} ")
-            ]
-            first = next((line for line in said if re.search(r"\b(error|fatal|E:)", line)), None)
-            if first:
-                parts.append(f"first error: {first}")
-            parts += [f"  | {line}" for line in said[-20:]]
-        else:
-            parts.append("the build failed")
-            parts += [f"  | {line}" for line in lines[-20:]]
-        if any("output clipped" in line for line in lines):
-            parts.append("BuildKit clipped this step's output: the cause may be missing above")
-        parts.append(f"whole log: {log_path}")
-        return "\n".join(parts)
 
 
 def load(layout: Layout, reference: str) -> None:
@@ -321,7 +276,8 @@ def load(layout: Layout, reference: str) -> None:
     with connect() as client, os.fdopen(reader, "rb") as stream:
         sender.start()
         # The SDK's own load() drops errors that arrive inside the answer.
-        for message in client.api.load_image(stream, quiet=True):
+        messages = client.api.load_image(stream, quiet=True)  # type: ignore[no-untyped-call]
+        for message in messages:
             if "error" in message:
                 raise EngineError(f"the engine did not take {reference}: {message['error']}")
     sender.join()
@@ -340,16 +296,6 @@ def untag(reference: str) -> None:
     """Take a name from an image; the image goes with its last name. No name is no error."""
     with connect() as client, contextlib.suppress(docker.errors.ImageNotFound):
         client.images.remove(reference)
-
-
-def has(reference: str, key: str) -> bool:
-    """Tell whether the engine has an image of this name that was built under this key."""
-    with connect() as client:
-        try:
-            image = client.images.get(reference)
-        except docker.errors.ImageNotFound:
-            return False
-        return bool((image.labels or {}).get(KEY_LABEL) == key)
 
 
 def images() -> list[Image]:
@@ -440,6 +386,12 @@ def reap() -> int:
     return count
 
 
+def remove_container(name: str) -> None:
+    """End and remove a container. None of that name is no error."""
+    with connect() as client, contextlib.suppress(docker.errors.NotFound):
+        client.containers.get(name).remove(force=True)
+
+
 def leftovers() -> list[str]:
     """Return the names of all containers of ours."""
     with connect() as client:
@@ -460,11 +412,6 @@ def _process() -> str:
 def _is_gone(process: str) -> bool:
     boot, _, number = process.rpartition("/")
     return boot == _boot() and not Path(f"/proc/{number}").exists()
-
-
-def cli() -> str | None:
-    """Return the path of the command line client."""
-    return shutil.which("docker")
 
 
 def describe() -> dict[str, Any]:

@@ -48,18 +48,22 @@ class Recorded(_Model):
     config: Annotated[str, Field(description="digest of the image's configuration")]
     layers: Annotated[tuple[str, ...], Field(description="diffIDs of the image")]
     archive: Annotated[Sha256 | None, Field(description="SHA-256 of the .tar.zst")] = None
+    files: Annotated[dict[str, str], Field(description="SHA-256 of each file in it")] = {}
 
 
 class _Lock(_Model):
-    made_with: Annotated[
-        dict[str, str], Field(description="versions of the tools; for reading, not for matching")
-    ] = {}
-    recorded: Annotated[dict[str, Recorded], Field(description="by the tag of the target set")] = {}
-
     @property
     def digest(self) -> str:
         """The SHA-256 of everything in here that decides about the bytes of a build."""
         return digest.sha256_json(self.model_dump(mode="json", exclude={"made_with", "recorded"}))
+
+
+MadeWith = Annotated[
+    dict[str, str], Field(description="versions of the tools; for reading, not for matching")
+]
+RecordedByTag = Annotated[
+    dict[str, Recorded], Field(description="what builds gave, by the tag of the target set")
+]
 
 
 class ContainerLock(_Lock):
@@ -72,6 +76,8 @@ class ContainerLock(_Lock):
     snapshot: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
     epoch: Annotated[int, Field(ge=0, description="SOURCE_DATE_EPOCH, the root container's")]
     suites: tuple[SuiteLock, ...]
+    made_with: MadeWith = {}
+    recorded: RecordedByTag = {}
     packages: tuple[Deb, ...]
 
 
@@ -81,6 +87,8 @@ class RecipeLock(_Lock):
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     kind: Literal["recipe"] = "recipe"
     wish: dict[str, Any]
+    made_with: MadeWith = {}
+    recorded: RecordedByTag = {}
     sources: tuple[Source, ...]
 
 
@@ -167,8 +175,12 @@ def _differences(locked: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         if old == new:
             continue
         if isinstance(old, list) and isinstance(new, list):
-            reasons += [f"{key}: {_text(one)} is wanted and not locked" for one in new if one not in old]
-            reasons += [f"{key}: {_text(one)} is locked and not wanted" for one in old if one not in new]
+            reasons += [
+                f"{key}: {_text(one)} is wanted and not locked" for one in new if one not in old
+            ]
+            reasons += [
+                f"{key}: {_text(one)} is locked and not wanted" for one in old if one not in new
+            ]
             if not reasons:
                 reasons.append(f"{key}: the order changed")
         else:
@@ -183,9 +195,9 @@ def _text(value: object) -> str:
 
 
 def require_fresh(
-    containers: tuple[Container, ...], recipe: Recipe | None = None
-) -> tuple[dict[str, ContainerLock], RecipeLock | None]:
-    """Read the locks of containers, parents first, and of a recipe that stands on them.
+    containers: tuple[Container, ...], recipe: Recipe
+) -> tuple[dict[str, ContainerLock], RecipeLock]:
+    """Read the locks of containers, parents first, and of the recipe that stands on them.
 
     Raises:
         LockError: When any is missing or stale; all of them are named.
@@ -209,25 +221,24 @@ def require_fresh(
             names.append(container.name)
             found += [f"{shown(container.folder / NAME)}: stale: {reason}" for reason in reasons]
     recipe_lock = None
-    if recipe:
-        try:
-            recipe_lock = read_recipe(recipe)
-            reasons = stale_recipe(recipe, recipe_lock)
-        except LockError as wrong:
-            reasons = []
-            found.append(str(wrong))
-            names.append(recipe.name)
-        if reasons:
-            names.append(recipe.name)
-            found += [f"{shown(recipe.folder / NAME)}: stale: {reason}" for reason in reasons]
-    if found:
+    try:
+        recipe_lock = read_recipe(recipe)
+        reasons = stale_recipe(recipe, recipe_lock)
+    except LockError as wrong:
+        reasons = []
+        found.append(str(wrong))
+        names.append(recipe.name)
+    if reasons:
+        names.append(recipe.name)
+        found += [f"{shown(recipe.folder / NAME)}: stale: {reason}" for reason in reasons]
+    if found or recipe_lock is None:
         options = " ".join(f"--name {name}" for name in names)
         raise LockError("\n".join(found), hint=f"invoke lock {options}")
     return locks, recipe_lock
 
 
 def write(lock: ContainerLock | RecipeLock, folder: Path) -> None:
-    """Write a lock into a folder by rename, one package or source a line, so that diffs read well."""
+    """Write a lock into a folder by rename, one package or source a line, for a diff to read."""
     value = lock.model_dump(mode="json", by_alias=True)
     lines = []
     for key, item in value.items():

@@ -6,6 +6,7 @@ RPATH that leads out of the archive.
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from rocbake.source import Sha256
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rocbake.elf import ElfFacts
     from rocbake.plan import Plan
 
 # Where recipes are built (recipes/Dockerfile), and the names Clang gives what it makes on the way.
@@ -44,7 +46,6 @@ class ElfEntry(_Model):
     versions: Annotated[
         dict[str, str], Field(description="highest symbol version needed, by its prefix: GLIBC")
     ]
-    code_objects: Annotated[dict[str, int], Field(description="how many, by GPU target")]
 
 
 class FileEntry(_Model):
@@ -56,6 +57,7 @@ class FileEntry(_Model):
     sha256: Sha256 | None = None
     link: str | None = None
     elf: ElfEntry | None = None
+    code_objects: Annotated[dict[str, int], Field(description="how many, by GPU target")] = {}
 
 
 class Manifest(_Model):
@@ -84,14 +86,15 @@ def make(root: Path, plan: Plan) -> Manifest:
         BuildError: Everything about it that may not leave a build, at once.
     """
     faults: list[str] = []
+    facts: list[ElfFacts] = []
     entries = []
     for path in sorted(root.rglob("*"), key=lambda one: os.fsencode(one.relative_to(root))):
-        entry = _entry(path, root, faults)
+        entry = _entry(path, root, faults, facts)
         if entry:
             entries.append(entry)
     if not entries:
         faults.append("build.sh left nothing in /rocbake/dist")
-    found = {target for entry in entries if entry.elf for target in entry.elf.code_objects}
+    found = {target for entry in entries for target in entry.code_objects}
     faults += _wrong_targets(entries, plan)
     if faults:
         raise BuildError(
@@ -99,7 +102,7 @@ def make(root: Path, plan: Plan) -> Manifest:
             + "\n  ".join(faults)
         )
     elves = [entry.elf for entry in entries if entry.elf]
-    inside = {one.soname for one in elves} | {os.path.basename(one.path) for one in entries}
+    inside = {one.soname for one in elves} | {one.path.rpartition("/")[2] for one in entries}
     return Manifest(
         name=plan.name,
         version=plan.version,
@@ -108,17 +111,17 @@ def make(root: Path, plan: Plan) -> Manifest:
         rocm=plan.rocm,
         targets=tuple(target for target in plan.targets if target in found),
         needed=tuple(sorted({name for one in elves for name in one.needed} - inside)),
-        versions=elf.highest(one.versions for one in elves),
+        versions=elf.newest_versions(facts),
         files=tuple(entries),
     )
 
 
-def _entry(path: Path, root: Path, faults: list[str]) -> FileEntry | None:
+def _entry(path: Path, root: Path, faults: list[str], facts: list[ElfFacts]) -> FileEntry | None:
+    """Return one member, and add to what is wrong and to what is asked of the machine."""
     name = path.relative_to(root).as_posix()
     status = path.lstat()
-    mode = f"{stat.S_IMODE(status.st_mode):04o}"
     if stat.S_ISLNK(status.st_mode):
-        return FileEntry(path=name, mode="0777", link=os.readlink(path))
+        return FileEntry(path=name, mode="0777", link=str(path.readlink()))
     if stat.S_ISDIR(status.st_mode):
         return None
     if not stat.S_ISREG(status.st_mode):
@@ -127,22 +130,22 @@ def _entry(path: Path, root: Path, faults: list[str]) -> FileEntry | None:
     found = _build_path(path)
     if found:
         faults.append(f"{name}: holds a path of the build: {found}")
+    about = elf.read(path)
+    if about:
+        facts.append(about)
     return FileEntry(
         path=name,
         mode="0755" if status.st_mode & 0o111 else "0644",
         size=status.st_size,
         sha256=digest.sha256_file(path),
-        elf=_elf(path, name, faults),
+        elf=_elf(about, name, faults) if about else None,
+        code_objects=dict(
+            sorted(collections.Counter(one.target for one in elf.code_objects(path)).items())
+        ),
     )
 
 
-def _elf(path: Path, name: str, faults: list[str]) -> ElfEntry | None:
-    facts = elf.read(path)
-    if facts is None:
-        return None
-    counts: dict[str, int] = {}
-    for code_object in elf.code_objects(path):
-        counts[code_object.target] = counts.get(code_object.target, 0) + 1
+def _elf(facts: ElfFacts, name: str, faults: list[str]) -> ElfEntry:
     rpath = (*facts.rpath, *facts.runpath)
     faults += [
         f"{name}: RPATH {entry!r} is not below $ORIGIN"
@@ -153,8 +156,7 @@ def _elf(path: Path, name: str, faults: list[str]) -> ElfEntry | None:
         soname=facts.soname,
         needed=tuple(sorted(facts.needed)),
         rpath=rpath,
-        versions=facts.versions,
-        code_objects=dict(sorted(counts.items())),
+        versions=elf.newest_versions([facts]),
     )
 
 
@@ -162,10 +164,9 @@ def _wrong_targets(entries: list[FileEntry], plan: Plan) -> list[str]:
     """Tell of each file whose code objects are not for exactly the target set."""
     wanted = set(plan.targets)
     faults = []
-    holders = [entry for entry in entries if entry.elf and entry.elf.code_objects]
+    holders = [entry for entry in entries if entry.code_objects]
     for entry in holders:
-        assert entry.elf is not None  # noqa: S101 - holders have one
-        found = set(entry.elf.code_objects)
+        found = set(entry.code_objects)
         if found != wanted:
             faults.append(
                 f"{entry.path}: asked for {','.join(plan.targets)}, found {','.join(sorted(found))}"

@@ -6,11 +6,13 @@ Format: https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import io
 import json
 import tarfile
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import zstandard
 
@@ -82,11 +84,15 @@ class Layout:
             if got != blob.digest:
                 raise BuildError(f"{path}: expected {blob.digest}, got {got}")
 
-    def open_layer(self, index: int) -> tarfile.TarFile:
+    @contextlib.contextmanager
+    def open_layer(self, index: int) -> Iterator[tarfile.TarFile]:
         """Open a layer as an uncompressed tar stream, read once from front to back."""
-        return tarfile.open(  # noqa: SIM115 - the caller closes it
-            fileobj=_decompressed(self.path(self.layers[index])), mode="r|"
-        )
+        with (
+            self.path(self.layers[index]).open("rb") as stream,
+            _decompressed(stream) as content,
+            tarfile.open(fileobj=content, mode="r|") as tar,
+        ):
+            yield tar
 
     def write_tar(self, stream: IO[bytes], reference: str) -> None:
         """Write the image as a tar that `docker load` and `podman load` take.
@@ -198,14 +204,12 @@ def _place(folder: Path, blob: Blob) -> Path:
     return folder / "blobs" / "sha256" / blob.digest.removeprefix("sha256:")
 
 
-def _decompressed(path: Path) -> IO[bytes]:
-    stream = path.open("rb")
+def _decompressed(stream: BinaryIO) -> IO[bytes]:
     magic = stream.read(4)
     stream.seek(0)
     if magic == _ZSTD:
-        return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=True)  # type: ignore[return-value]
+        decompressor = zstandard.ZstdDecompressor()
+        return decompressor.stream_reader(stream, read_across_frames=True)
     if magic[:2] == _GZIP:
-        import gzip  # noqa: PLC0415 - only images of other makers are gzipped
-
-        return gzip.open(stream)  # type: ignore[return-value]
+        return cast("IO[bytes]", gzip.open(stream))
     return stream

@@ -49,6 +49,16 @@ class Layer(_Model):
         """The image's name in the engine."""
         return f"{REPOSITORY}/{self.name}:{self.tag}"
 
+    @property
+    def version(self) -> str:
+        """What stands for a version: the ROCm release, or when its packages stood together."""
+        return self.tag
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """None: the same container serves every target set."""
+        return ()
+
 
 class Plan(_Model):
     """One recipe for one target set."""
@@ -90,9 +100,10 @@ class Plan(_Model):
         """The archive state that its packages come from."""
         return max(layer.snapshot for layer in self.layers)
 
-    def layer(self, name: str) -> Layer:
-        """Return the layer of this name."""
-        return next(layer for layer in self.layers if layer.name == name)
+    def chain(self, name: str) -> tuple[Layer, ...]:
+        """Return the layers from the root one up to the one of this name."""
+        layer = next(layer for layer in self.layers if layer.name == name)
+        return (*(self.chain(layer.parent) if layer.parent else ()), layer)
 
 
 def make(

@@ -44,6 +44,4 @@ def load(root: Path = ROOT) -> Project:
         DocumentError: Everything that is wrong with any of them, at once.
     """
     containers = container.load_all(root)
-    return Project(
-        root=root, containers=containers, recipes=recipe.load_all(root, containers)
-    )
+    return Project(root=root, containers=containers, recipes=recipe.load_all(root, containers))

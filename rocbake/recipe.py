@@ -105,7 +105,11 @@ class Recipe:
         for path in sorted(self.folder.rglob("*")):
             relative = path.relative_to(self.folder)
             ours = not any(part.startswith(".") or part.endswith("~") for part in relative.parts)
-            if ours and relative.as_posix() != "lock.json" and (path.is_symlink() or path.is_file()):
+            if (
+                ours
+                and relative.as_posix() != "lock.json"
+                and (path.is_symlink() or path.is_file())
+            ):
                 found.append(relative)
         return found
 
@@ -147,9 +151,11 @@ def _check(folder: Path, file: RecipeFile, containers: dict[str, Container]) -> 
         found.append(f"the folder's name {folder.name!r} is not of the form 'words-with-dashes'")
     if folder.name in containers:
         found.append(f"the name {folder.name!r} is a container's already; images share one space")
-    for needed in ("build.sh", "Dockerfile"):
-        if not (folder / needed).is_file():
-            found.append(f"there is no {needed} beside it")
+    found += [
+        f"there is no {needed} beside it"
+        for needed in ("build.sh", "Dockerfile")
+        if not (folder / needed).is_file()
+    ]
     for key in ("sdk", "runtime"):
         name = getattr(file, key)
         if name not in containers:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from datetime import UTC
+from typing import TYPE_CHECKING, Self
 
-from rocbake import apt, engine, fetch, lock, log
+from rocbake import apt, engine, lock, log, record
 from rocbake.document import shown
 from rocbake.errors import EngineError, LockError, UsageError
 from rocbake.lock import ContainerLock, RecipeLock, SuiteLock
-from rocbake.recipe import GitWish, PypiWish, UrlWish
+from rocbake.recipe import GitWish, PypiWish, Recipe, UrlWish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rocbake.container import Archive, Container
     from rocbake.mirror import Mirrors
     from rocbake.project import Project
-    from rocbake.recipe import Recipe, SourceWish
+    from rocbake.recipe import SourceWish
     from rocbake.source import Deb, Source
 
 
@@ -46,7 +46,7 @@ class Resolver:
         self._indices: dict[tuple[str, Archive], apt.Indices] = {}
         self._made_with: dict[str, str] = {}
 
-    def __enter__(self) -> Resolver:
+    def __enter__(self) -> Self:
         self._stack.__enter__()
         return self
 
@@ -80,23 +80,26 @@ class Resolver:
             if container.name in chosen:
                 with log.step(f"Resolving {container.name}"):
                     made[container.name] = self._container(container, made)
-                changes.append(_change(container, made[container.name]))
-                if write:
-                    lock.write(made[container.name], container.folder)
+                changes.append(self._settle(container, made[container.name], write=write))
         for recipe in self._project.recipes.values():
             if recipe.name in chosen:
                 with log.step(f"Resolving {recipe.name}"):
                     new = self._recipe(recipe)
-                changes.append(_change(recipe, new))
-                if write:
-                    lock.write(new, recipe.folder)
+                changes.append(self._settle(recipe, new, write=write))
         return changes
+
+    def _settle(
+        self, owner: Container | Recipe, new: ContainerLock | RecipeLock, *, write: bool
+    ) -> Change:
+        """Compare a lock with the one that is there, and write it if it says something new."""
+        change = _change(owner, new)
+        if write and change.lines:
+            lock.write(new, owner.folder)
+        return change
 
     def _container(self, container: Container, made: dict[str, ContainerLock]) -> ContainerLock:
         indices = self._open(container)
-        below = [
-            made.get(one.name) or lock.read_container(one) for one in container.chain[:-1]
-        ]
+        below = [made.get(one.name) or lock.read_container(one) for one in container.chain[:-1]]
         installed: list[Deb] = [deb for one in below for deb in one.packages]
         releases = indices.releases()
         newest = max(release.date for release in releases)
@@ -134,11 +137,11 @@ class Resolver:
     def _source(self, wish: SourceWish) -> Source:
         match wish:
             case UrlWish():
-                return fetch.lock_url(wish.url, cache=self._cache)
+                return record.lock_url(wish.url, cache=self._cache)
             case GitWish():
-                return fetch.lock_git(wish.git, wish.commit, cache=self._cache)
+                return record.lock_git(wish.git, wish.commit, cache=self._cache)
             case PypiWish():
-                return fetch.lock_pypi(wish.pypi, wish.version, wish.file, cache=self._cache)
+                return record.lock_pypi(wish.pypi, wish.version, wish.file, cache=self._cache)
 
     def _open(self, container: Container) -> apt.Indices:
         key = (str(container.keyring), container.archive)
@@ -180,16 +183,11 @@ def _require_rocm(container: Container, packages: list[Deb]) -> None:
 
 def _change(owner: Container | Recipe, new: ContainerLock | RecipeLock) -> Change:
     change = Change(owner.name)
-    path = owner.folder / lock.NAME
-    if not path.exists():
+    if not (owner.folder / lock.NAME).exists():
         change.lines.append("new")
         return change
     try:
-        old = (
-            lock.read_container(owner)
-            if isinstance(new, ContainerLock)
-            else lock.read_recipe(owner)
-        )
+        old = _read(owner)
     except LockError:
         change.lines.append("was unreadable")
         return change
@@ -201,6 +199,10 @@ def _change(owner: Container | Recipe, new: ContainerLock | RecipeLock) -> Chang
     if not change.lines:
         change.lines.append("the wish, the archive's state or a layer below changed")
     return change
+
+
+def _read(owner: Container | Recipe) -> ContainerLock | RecipeLock:
+    return lock.read_recipe(owner) if isinstance(owner, Recipe) else lock.read_container(owner)
 
 
 def _entries(one: ContainerLock | RecipeLock) -> list[str]:

@@ -27,6 +27,7 @@ _SECONDS = 1800.0
 # What a machine's own mmdebstrap, apt and dpkg leave behind, and differently from version to
 # version: logs, caches, lists, and the host's name and resolver, which mmdebstrap copies in.
 _LEFT_BEHIND = (
+    "etc/fstab",
     "etc/hostname",
     "etc/resolv.conf",
     "etc/apt/sources.list",
@@ -36,15 +37,12 @@ _LEFT_BEHIND = (
     "etc/group-",
     "etc/shadow-",
     "etc/gshadow-",
-    "var/cache/apt/*",
     "var/cache/debconf/*-old",
     "var/cache/ldconfig/aux-cache",
-    "var/lib/apt/lists/*",
     "var/lib/apt/extended_states",
     "var/lib/dpkg/*-old",
     "var/lib/dpkg/lock*",
     "var/lib/dpkg/triggers/Lock",
-    "var/log/*",
     "run/*",
     "tmp/*",
 )
@@ -72,6 +70,7 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
         repository.mkdir()
         _write_repository(layer.packages, repository, files)
         remove = " ".join(f'"$1"/{pattern}' for pattern in _LEFT_BEHIND)
+        folders = " ".join(f'"$1"/{name}' for name in _EMPTY)
         made = Path(folder, "rootfs.tar")
         words = [
             "mmdebstrap",
@@ -84,6 +83,7 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
             "--aptopt=APT::Get::AllowUnauthenticated true",
             "--format=tar",
             f"--customize-hook=rm -rf {remove}",
+            f"--customize-hook=find {folders} -type f -delete",
             f"--customize-hook={_NORMALISE}",
             "",
             str(made),
@@ -106,13 +106,13 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
             partial.unlink(missing_ok=True)
 
 
+# The files only: the folders are the packages'.
+_EMPTY = ("var/cache/apt", "var/lib/apt/lists", "var/log")
 # An empty machine-id is made anew at the first boot; a filled one would be every container's.
 _NORMALISE = ': > "$1"/etc/machine-id; chmod 0644 "$1"/etc/machine-id'
 
 
-def _write_repository(
-    packages: tuple[Deb, ...], folder: Path, files: Mapping[str, Path]
-) -> None:
+def _write_repository(packages: tuple[Deb, ...], folder: Path, files: Mapping[str, Path]) -> None:
     """Write a flat repository that holds the packages and nothing else."""
     stanzas = []
     for deb in packages:
@@ -132,6 +132,7 @@ def key(layer: Layer) -> str:
             "packages": [deb.sha256 for deb in layer.packages],
             "epoch": layer.epoch,
             "left_behind": list(_LEFT_BEHIND),
+            "empty": list(_EMPTY),
             "normalise": _NORMALISE,
         }
     )

@@ -73,36 +73,11 @@ def run(
             start_new_session=True,
         )
     except FileNotFoundError as missing:
-        raise error(
-            f"{words[0]} is not installed, or not on PATH", hint="./bootstrap"
-        ) from missing
-    tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    captured: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    turn = threading.Lock()
+        raise error(f"{words[0]} is not installed, or not on PATH", hint="./bootstrap") from missing
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_path.open("a", encoding="utf-8")) if log_path else None
-
-        def read(name: str, stream: IO[bytes]) -> None:
-            for raw in stream:
-                line = raw.decode("utf-8", "replace")
-                with turn:
-                    captured[name].append(line)
-                    tail.append(line.rstrip("\n"))
-                    if log:
-                        with contextlib.suppress(ValueError):  # closed: we are past the end
-                            log.write(line)
-                            log.flush()
-                if on_line:
-                    on_line(line.rstrip("\n"))
-
-        assert process.stdout is not None  # noqa: S101 - both are pipes, see above
-        assert process.stderr is not None  # noqa: S101 - as above
-        readers = [
-            threading.Thread(target=read, args=("stdout", process.stdout), daemon=True),
-            threading.Thread(target=read, args=("stderr", process.stderr), daemon=True),
-        ]
-        for reader in readers:
-            reader.start()
+        output = _Output(log, on_line)
+        readers = output.follow(process)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired as late:
@@ -116,12 +91,47 @@ def run(
         deadline = time.monotonic() + _DRAIN_SECONDS
         for reader in readers:
             reader.join(max(0.0, deadline - time.monotonic()))
-    result = Result(
-        process.returncode, "".join(captured["stdout"]), "".join(captured["stderr"])
-    )
+    result = Result(process.returncode, "".join(output.stdout), "".join(output.stderr))
     if check and result.returncode != 0:
-        raise error(_describe(words, result.returncode, list(tail), log_path))
+        raise error(_describe(words, result.returncode, list(output.tail), log_path))
     return result
+
+
+class _Output:
+    """What a program prints: kept, logged and handed on, line by line, as it comes."""
+
+    def __init__(self, log: IO[str] | None, on_line: Callable[[str], None] | None) -> None:
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._log = log
+        self._on_line = on_line
+        self._turn = threading.Lock()
+
+    def follow(self, process: subprocess.Popen[bytes]) -> list[threading.Thread]:
+        """Read both streams, each in a thread of its own, which is returned."""
+        streams = ((process.stdout, self.stdout), (process.stderr, self.stderr))
+        readers = [
+            threading.Thread(target=self._read, args=(stream, kept), daemon=True)
+            for stream, kept in streams
+        ]
+        for reader in readers:
+            reader.start()
+        return readers
+
+    def _read(self, stream: IO[bytes], kept: list[str]) -> None:
+        with stream:
+            for raw in stream:
+                line = raw.decode("utf-8", "replace")
+                with self._turn:
+                    kept.append(line)
+                    self.tail.append(line.rstrip("\n"))
+                    if self._log:
+                        with contextlib.suppress(ValueError):  # closed: we are past the end
+                            self._log.write(line)
+                            self._log.flush()
+                if self._on_line:
+                    self._on_line(line.rstrip("\n"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from rocbake import store, target
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from rocbake.build import Outcome
     from rocbake.cache import Cache
+    from rocbake.clean import Leftover
+    from rocbake.doctor import Finding
     from rocbake.plan import Plan
-    from rocbake.resolve import Change
-    from rocbake.store import Store
+    from rocbake.project import Project
+    from rocbake.store import Entry, Store
+    from rocbake.verify import Comparison
 
 _WIDE = 200
 
@@ -43,11 +50,23 @@ def size(count: int) -> str:
     return f"{value:.1f} GB"
 
 
-def plans(made: Sequence[Plan], *, store: Store, cache: Cache) -> None:
+def line(text: str) -> None:
+    """Print one line of result as it is."""
+    print(text)  # noqa: T201 - results go to stdout
+
+
+def _print_json(value: object) -> None:
+    line(json.dumps(value, indent=2))
+
+
+def plans(made: Sequence[Plan], *, kept: Store, cache: Cache, as_json: bool) -> None:
     """Print what a build would do, step by step."""
+    if as_json:
+        _print_json([one.model_dump(mode="json", by_alias=True) for one in made])
+        return
     console = _console()
     for one in made:
-        kept = store.find(one.name, one.tag, one.key)
+        there = kept.find(one.name, one.tag, one.key)
         console.print(f"[bold]{one.name} {one.version}[/] for {','.join(one.targets)}")
         console.print(f"  key      {one.key}")
         console.print(f"  epoch    {one.epoch}   snapshot {one.snapshot}   ROCm {one.rocm}")
@@ -59,62 +78,207 @@ def plans(made: Sequence[Plan], *, store: Store, cache: Cache) -> None:
             else f"  fetch    nothing: all {len(one.inputs)} files are in the cache"
         )
         for layer in one.layers:
-            state = "reused" if store.find(layer.name, layer.tag, layer.key) else "built"
+            state = "reused" if kept.find(layer.name, layer.tag, layer.key) else "built"
             console.print(
                 f"  {state:8} {layer.reference}   {len(layer.packages)} packages"
                 + (f" on {layer.parent}" if layer.parent else "")
             )
-        console.print(f"  {'reused' if kept else 'built':8} {one.reference}   on {one.runtime}")
-        console.print(f"  {'reused' if kept else 'packed':8} {one.stem}.tar.zst")
+        console.print(f"  {'reused' if there else 'built':8} {one.reference}   on {one.runtime}")
+        console.print(f"  {'reused' if there else 'packed':8} {one.stem}.tar.zst")
 
 
-def outcomes(made: Sequence[Outcome]) -> None:
+def outcomes(made: Sequence[Outcome], *, as_json: bool) -> None:
     """Print the closing table of a build."""
-    table = _table("artifact", "", "size", "sha256", "against the lock", "seconds", right=("size", "seconds"))
-    for one in made:
-        artifact = one.entry.artifact
-        seconds = f"{one.seconds:.1f}"
-        table.add_row(
-            artifact.image.reference,
-            one.state,
-            size(artifact.image.size),
-            artifact.image.config.removeprefix("sha256:"),
-            "" if artifact.archive else one.recorded,
-            "" if artifact.archive else seconds,
+    if as_json:
+        _print_json(
+            [
+                one.entry.artifact.model_dump(mode="json", by_alias=True)
+                | {
+                    "folder": str(one.entry.folder),
+                    "state": one.state,
+                    "recorded": one.recorded,
+                    "difference": one.difference,
+                }
+                for one in made
+            ]
         )
-        if artifact.archive:
-            archive = artifact.archive
-            table.add_row(
-                archive.file_name, one.state, size(archive.size), archive.sha256, one.recorded, seconds
-            )
+        return
+    table = _table("artifact", "", "size", "sha256", "lock", "seconds", right=("size", "seconds"))
+    for one in made:
+        artifact, archive = one.entry.artifact, one.entry.artifact.archive
+        rows = [(artifact.image.reference, artifact.image.size, artifact.image.config[7:])]
+        if archive:
+            rows.append((archive.file_name, archive.size, archive.sha256))
+        for name, bytes_, sha256 in rows:
+            table.add_row(name, one.state, size(bytes_), sha256, one.recorded, f"{one.seconds:.1f}")
     console = _console()
     console.print(table)
     for one in made:
         if one.entry.archive_path:
-            console.print(f"{one.entry.archive_path}")
+            line(str(one.entry.archive_path))
 
 
-def outcomes_json(made: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return what the closing table says, for machines."""
-    return [
-        one.entry.artifact.model_dump(mode="json", by_alias=True)
-        | {
-            "folder": str(one.entry.folder),
-            "state": one.state,
-            "recorded": one.recorded,
-            "difference": one.difference,
-        }
-        for one in made
-    ]
-
-
-def changes(made: Sequence[Change], *, as_json: bool) -> None:
-    """Print what making locks changed."""
+def changes(made: Mapping[str, Sequence[str]], *, as_json: bool) -> None:
+    """Print what became of locks, by the name of what is locked."""
     if as_json:
-        print(json.dumps({change.name: change.lines for change in made}, indent=2))  # noqa: T201 - results go to stdout
+        _print_json(dict(made))
+        return
+    for name, lines in made.items():
+        line(f"{name}: unchanged" if not lines else f"{name}:")
+        for one in lines:
+            line(f"  {one}")
+
+
+def fetched(count: int, total: int, root: Path, *, as_json: bool) -> None:
+    """Print what the cache holds for the recipes asked for."""
+    if as_json:
+        _print_json({"files": count, "bytes": total, "cache": str(root)})
+    else:
+        line(f"{count} files, {size(total)}, all verified, in {root}")
+
+
+def targets(*, as_json: bool) -> None:
+    """Print the table of GPU targets."""
+    rows = target.table()
+    if as_json:
+        _print_json([dict(zip(target.TABLE_HEADER, row, strict=True)) for row in rows])
+        return
+    table = _table(*target.TABLE_HEADER)
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def inventory(loaded: Project, entries: Sequence[Entry], *, as_json: bool) -> None:
+    """Print recipes, containers and artifacts."""
+    if as_json:
+        _print_json(
+            {
+                "recipes": {
+                    one.name: one.file.model_dump(mode="json") for one in loaded.recipes.values()
+                },
+                "containers": {
+                    one.name: one.file.model_dump(mode="json") for one in loaded.containers.values()
+                },
+                "artifacts": [
+                    entry.artifact.model_dump(mode="json", by_alias=True)
+                    | {"folder": str(entry.folder)}
+                    for entry in entries
+                ],
+            }
+        )
         return
     console = _console()
-    for change in made:
-        console.print(f"{change.name}: {'unchanged' if not change.lines else ''}")
-        for line in change.lines:
-            console.print(f"  {line}")
+    table = _table("recipe", "version", "built in", "runs on", "")
+    for recipe in loaded.recipes.values():
+        file = recipe.file
+        table.add_row(recipe.name, file.version, file.sdk, file.runtime, file.summary)
+    console.print(table)
+    table = _table("container", "on", "ROCm", "")
+    for one in loaded.containers.values():
+        table.add_row(one.name, one.file.parent or "", one.rocm or "", one.file.summary)
+    console.print()
+    console.print(table)
+    if not entries:
+        return
+    table = _table(
+        "artifact", "targets", "image", "archive", "built (UTC)", right=("image", "archive")
+    )
+    for entry in entries:
+        artifact = entry.artifact
+        table.add_row(
+            artifact.image.reference,
+            ",".join(artifact.targets),
+            size(artifact.image.size),
+            size(artifact.archive.size) if artifact.archive else "",
+            artifact.built_at.replace("T", " ").rstrip("Z"),
+        )
+    console.print()
+    console.print(table)
+
+
+def artifact(entry: Entry, *, as_json: bool) -> None:
+    """Print what is known of one artifact."""
+    record = entry.artifact
+    manifest = json.loads((entry.folder / store.MANIFEST).read_bytes())
+    if as_json:
+        _print_json(
+            {"artifact": record.model_dump(mode="json", by_alias=True), "manifest": manifest}
+        )
+        return
+    table = _table("", "")
+    table.show_header = False
+    archive = record.archive
+    rows = {
+        "recipe": f"{record.name} {record.version}",
+        "targets": ", ".join(record.targets),
+        "key": record.key,
+        "built": f"{record.built_at}, {record.seconds} s, "
+        + ", ".join(f"{name} {version}" for name, version in record.engine.items()),
+        "image": f"{record.image.reference}, {size(record.image.size)}",
+        "  configuration": record.image.config,
+        **{f"  layer {number}": name for number, name in enumerate(record.image.layers)},
+    }
+    if archive:
+        rows |= {
+            "archive": f"{archive.file_name}, {size(archive.size)}",
+            "  sha256": archive.sha256,
+            "  sha256 of the tar": archive.tar_sha256,
+            "  needs": ", ".join(manifest["needed"]),
+            "  versions": ", ".join(f"{k} {v}" for k, v in manifest["versions"].items()),
+        }
+        for file in manifest["files"]:
+            code = file["code_objects"]
+            told = ", ".join(f"{count} code objects for {name}" for name, count in code.items())
+            rows[f"  {file['path']}"] = f"{size(file['size'])}{', ' if told else ''}{told}"
+    for key, value in rows.items():
+        table.add_row(key, value)
+    _console().print(table)
+    line(str(entry.folder))
+
+
+def build_log(entry: Entry) -> None:
+    """Print the log of an artifact's build."""
+    line((entry.folder / store.LOG).read_text(encoding="utf-8", errors="replace"))
+
+
+def comparisons(made: Sequence[Comparison], *, as_json: bool) -> None:
+    """Print what verifying found."""
+    if as_json:
+        _print_json([asdict(one) for one in made])
+        return
+    table = _table("artifact", "compared", "")
+    for one in made:
+        table.add_row(one.name, one.parts, one.difference or "reproduced")
+    _console().print(table)
+    for one in made:
+        if one.detail:
+            line(one.detail)
+
+
+def leftovers(found: Sequence[Leftover], *, removed: bool, as_json: bool) -> None:
+    """Print what could go, or goes."""
+    if as_json:
+        _print_json([{"what": one.what, "why": one.why, "bytes": one.size} for one in found])
+        return
+    if not found:
+        line("nothing to remove")
+        return
+    table = _table("removed" if removed else "could go", "size", "why", right=("size",))
+    for one in found:
+        table.add_row(one.what, size(one.size) if one.size else "", one.why)
+    _console().print(table)
+
+
+def findings(found: Sequence[Finding], *, as_json: bool) -> None:
+    """Print what the doctor found."""
+    if as_json:
+        _print_json([asdict(one) for one in found])
+        return
+    table = _table("", "", "")
+    table.show_header = False
+    for one in found:
+        table.add_row("✗" if one.exit_code else "✓", one.subject, one.says)
+        if one.remedy:
+            table.add_row("", "", f"→ {one.remedy}")
+    _console().print(table)

@@ -15,7 +15,9 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~
 ArchivePath = Annotated[
     # No part begins with a dot, so none can be `..`.
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~%:-]*(/[A-Za-z0-9][A-Za-z0-9._+~%:-]*)*$"),
+    StringConstraints(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~%:-]*(/[A-Za-z0-9][A-Za-z0-9._+~%:-]*)*$"
+    ),
 ]
 
 

@@ -1,10 +1,10 @@
 """The store: finished builds below artifacts/, each whole or absent.
 
-    <name>/<tag>-<key>/artifact.json     what it is, with the digest of everything beside it
-                       manifest.json     what is in the archive   (a recipe's)
-                       <stem>.tar.zst    the archive               (a recipe's)
-                       image/            the image as an OCI layout
-                       build.log
+<name>/<tag>-<key>/artifact.json     what it is, with the digest of everything beside it
+                   manifest.json     what is in the archive   (a recipe's)
+                   <stem>.tar.zst    the archive               (a recipe's)
+                   image/            the image as an OCI layout
+                   build.log
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from filelock import FileLock
@@ -26,11 +25,13 @@ from rocbake.source import Sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 RECORD = "artifact.json"
 MANIFEST = "manifest.json"
 IMAGE = "image"
 LOG = "build.log"
+ROOTFS = "rootfs"
 _KEY_LENGTH = 12
 
 
@@ -173,6 +174,12 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f"{name}.lock"):
             yield
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file in an artifact's archive, as its manifest lists them."""
+    files = json.loads((folder / MANIFEST).read_bytes())["files"]
+    return {entry["path"]: entry["sha256"] for entry in files if entry["sha256"]}
 
 
 def _read(record: Path) -> Artifact:

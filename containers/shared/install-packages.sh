@@ -15,6 +15,7 @@ apt-get install --yes --no-install-recommends \
 
 # Logs carry times; aux-cache carries inode numbers; the *-old and *- files are what was there
 # before, which depends on the steps taken and not on where they lead.
-rm -rf /var/log/* /var/cache/apt/* /var/lib/apt/lists/* /tmp/* /var/tmp/*
+find /var/log /var/cache/apt /var/lib/apt/lists -type f -delete
+rm -rf /tmp/* /var/tmp/*
 rm -f /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old \
     /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid-

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Compiles hip-probe for GPU_TARGETS (gfx1201,gfx90a:xnack+,gfx12-generic) and installs it below /dist.
-# Runs in a build container without network; /recipe is read-only. The folders can be moved by the variables below, for work on the recipe.
+# Compiles hip-probe for GPU_TARGETS (gfx1201,gfx90a:xnack+,gfx12-generic) and installs it below /rocbake/dist.
+# Runs in a build container without network; /rocbake/recipe is read-only. The folders can be moved by the variables below, for work on the recipe.
 set -euo pipefail
 umask 022
 
 : "${GPU_TARGETS:?name the GPU targets, separated by commas}" "${SOURCE_DATE_EPOCH:?}"
-recipe=${ROCBAKE_RECIPE_DIR:-/recipe}
-build=${ROCBAKE_BUILD_DIR:-/build}
-dist=${ROCBAKE_DIST_DIR:-/dist}
+recipe=${ROCBAKE_RECIPE_DIR:-/rocbake/recipe}
+build=${ROCBAKE_BUILD_DIR:-/rocbake/build}
+dist=${ROCBAKE_DIST_DIR:-/rocbake/dist}
 
 if ! compiler=$(command -v hipcc); then
     echo "build.sh: hipcc is not on PATH; this recipe needs a container with the HIP SDK" >&2
@@ -41,7 +41,7 @@ for source in "$recipe"/src/*.cpp "$recipe"/src/*.hip; do
     objects+=("$object")
     commands+=("$(printf '%q ' "$compiler" "${flags[@]}" "${language[@]}" -c "$source" -o "$object")")
 done
-printf '%s\0' "${commands[@]}" | xargs -0 -n 1 -P "${ROCBAKE_JOBS:-1}" bash -c
+printf '%s\0' "${commands[@]}" | xargs -0 -n 1 -P "${ROCBAKE_JOBS:-$(nproc)}" bash -c
 
 install -d -m 0755 "$dist/bin" "$dist/share/doc/hip-probe"
 "$compiler" "${objects[@]}" "${link_flags[@]}" -o "$build/hip-probe"

@@ -1,0 +1,94 @@
+"""Exporting: an artifact's files into a folder of the user's, checked on the way, by rename."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from rocbake import digest, log, oci, store
+from rocbake.errors import BuildError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rocbake.store import Entry
+
+
+def export(entry: Entry, folder: Path, *, image: bool) -> list[Path]:
+    """Copy the archive, its checksum and its manifest, or the image as one tar, into a folder.
+
+    Args:
+        entry: The artifact.
+        folder: Where the files go; made if absent.
+        image: Whether the image is wanted, as `docker load` takes it, and not the archive.
+
+    Returns:
+        The files written.
+
+    Raises:
+        BuildError: A stored file is damaged.
+        UsageError: The folder cannot be written, or the artifact has no archive.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _image(entry, folder) if image else _archive(entry, folder)
+    except OSError as failed:
+        raise UsageError(f"{folder}: cannot be written: {failed.strerror}") from failed
+
+
+def _archive(entry: Entry, folder: Path) -> list[Path]:
+    record, source = entry.artifact.archive, entry.archive_path
+    if record is None or source is None:
+        raise UsageError(
+            f"{entry.artifact.name} is a container; it has an image and no archive",
+            hint="add --image",
+        )
+    stem = record.file_name.removesuffix(".tar.zst")
+    archive, checksum = folder / record.file_name, folder / f"{record.file_name}.sha256"
+    manifest = folder / f"{stem}.manifest.json"
+    with log.step(f"Exporting {record.file_name}"):
+        with _written(archive) as partial:
+            shutil.copyfile(source, partial)
+            # The copy is hashed, not the source: what is handed out is what was looked at.
+            got = digest.sha256_file(partial)
+            if got != record.sha256:
+                raise BuildError(
+                    f"{source}: damaged since it was stored: "
+                    f"expected sha256 {record.sha256}, got {got}",
+                    hint=f"invoke build --recipe {entry.artifact.name} --force",
+                )
+        with _written(manifest) as partial:
+            shutil.copyfile(entry.folder / store.MANIFEST, partial)
+        with _written(checksum) as partial:
+            partial.write_text(f"{record.sha256}  {record.file_name}\n")
+    return [archive, checksum, manifest]
+
+
+def _image(entry: Entry, folder: Path) -> list[Path]:
+    artifact = entry.artifact
+    layout = oci.read(entry.folder / store.IMAGE)
+    layout.verify()
+    path = folder / f"{artifact.name}-{artifact.version}-{artifact.tag}.image.tar"
+    with log.step(f"Exporting {path.name}"), _written(path) as partial:
+        stream: IO[bytes]
+        with partial.open("wb") as stream:
+            layout.write_tar(stream, artifact.image.reference)
+    return [path]
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """Give a place to write to, which takes the path's name only when all is well."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    os.close(descriptor)
+    partial = Path(name)
+    try:
+        yield partial
+        partial.chmod(0o644)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

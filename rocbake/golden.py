@@ -1,0 +1,93 @@
+"""Golden digests: what a build gave once, recorded in its lock, for every later build to match."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rocbake import lock, store
+from rocbake.errors import LockError
+from rocbake.lock import Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rocbake.project import Project
+    from rocbake.store import Artifact, Entry, Store
+
+
+def find(project: Project, artifact: Artifact) -> Recorded | None:
+    """Return what the lock recorded for an artifact's plan, if it did."""
+    owner = project.recipes.get(artifact.name)
+    kept = (
+        lock.read_recipe(owner).recorded
+        if owner
+        else lock.read_container(project.containers[artifact.name]).recorded
+    )
+    record = kept.get(artifact.tag)
+    return record if record and record.key == artifact.key else None
+
+
+def compare(entry: Entry, recorded: Recorded) -> str | None:
+    """Return the first thing in which an artifact differs from a record, or None.
+
+    The compressed bytes of an image are left out: they change with the engine's version.
+    """
+    artifact = entry.artifact
+    if artifact.archive and artifact.archive.sha256 != recorded.archive:
+        here = store.file_digests(entry.folder)
+        for path in sorted({*here, *recorded.files}):
+            if here.get(path) != recorded.files.get(path):
+                return (
+                    f"archive: {path}: expected sha256 {recorded.files.get(path, 'no such file')}, "
+                    f"got {here.get(path, 'no such file')}"
+                )
+        return f"archive: expected sha256 {recorded.archive}, got {artifact.archive.sha256}"
+    image = artifact.image
+    for number, expected in enumerate(recorded.layers):
+        got = image.layers[number] if number < len(image.layers) else "no such layer"
+        if expected != got:
+            return f"image, layer {number}: expected {expected}, got {got}"
+    if recorded.config != image.config:
+        return f"image configuration: expected {recorded.config}, got {image.config}"
+    return None
+
+
+def record(project: Project, kept: Store, names: Sequence[str]) -> dict[str, list[str]]:
+    """Write the digests of stored artifacts into the locks that their plans came from.
+
+    Returns:
+        By name of container or recipe: the lines that tell what was recorded.
+
+    Raises:
+        LockError: The store has no artifact of a name.
+    """
+    changes: dict[str, list[str]] = {}
+    for entry in kept.entries():
+        artifact = entry.artifact
+        if names and artifact.name not in names:
+            continue
+        entry.check()
+        recorded = Recorded(
+            key=artifact.key,
+            config=artifact.image.config,
+            layers=artifact.image.layers,
+            archive=artifact.archive.sha256 if artifact.archive else None,
+            files=store.file_digests(entry.folder) if artifact.archive else {},
+        )
+        owner = project.recipes.get(artifact.name)
+        if owner:
+            recipe_lock = lock.read_recipe(owner)
+            merged = {**recipe_lock.recorded, artifact.tag: recorded}
+            lock.write(recipe_lock.model_copy(update={"recorded": merged}), owner.folder)
+        elif artifact.name in project.containers:
+            container = project.containers[artifact.name]
+            container_lock = lock.read_container(container)
+            merged = {**container_lock.recorded, artifact.tag: recorded}
+            lock.write(container_lock.model_copy(update={"recorded": merged}), container.folder)
+        else:
+            continue
+        what = artifact.archive.sha256 if artifact.archive else artifact.image.config
+        changes.setdefault(artifact.name, []).append(f"{artifact.tag}: {what}")
+    if not changes:
+        raise LockError("the store has nothing to record", hint="invoke build --target gfx1201")
+    return changes

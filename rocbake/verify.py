@@ -1,0 +1,160 @@
+"""Verifying: build again from nothing, compare every image and the archive, show the difference."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rocbake import archive, log, oci, produce, run, store
+from rocbake.errors import ReproError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rocbake.oci import Layout
+    from rocbake.plan import Layer, Plan
+    from rocbake.produce import Product, Workshop
+    from rocbake.store import Entry, Store
+
+_DIFFOSCOPE_SECONDS = 600.0
+_DIFFOSCOPE_LINES = 200
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One artifact against a second build of it.
+
+    Attributes:
+        name: What was compared.
+        parts: How many layers, and archives, were compared.
+        difference: The first thing that differs, or None.
+        detail: A longer view of it, from diffoscope.
+    """
+
+    name: str
+    parts: str
+    difference: str | None = None
+    detail: str | None = None
+
+
+def verify(one: Plan, *, workshop: Workshop, kept: Store) -> list[Comparison]:
+    """Build a plan again, with no cache, and compare it with what the store has.
+
+    Raises:
+        UsageError: The store has no build to compare with.
+        RocbakeError: The second build failed.
+    """
+    entries: list[tuple[Plan | Layer, Entry]] = []
+    wanted: list[Plan | Layer] = [*one.layers, one]
+    for what in wanted:
+        entry = kept.find(what.name, what.tag, what.key)
+        if entry is None:
+            raise UsageError(
+                f"the store has no {what.reference} of these locks to compare with",
+                hint=f"invoke build --recipe {one.name} --target {','.join(one.targets)}",
+            )
+        entry.check()
+        entries.append((what, entry))
+    with kept.only_one(f"verify-{one.key}"):
+        work = kept.work(f"verify-{one.name}-{one.tag}")
+        made = produce.produce(one, one.layers, work, workshop=workshop, store_root=kept.root)
+        comparisons = [
+            _compare(what.reference, entry, made, made.images[what.name]) for what, entry in entries
+        ]
+        # A difference is kept to be looked at; nothing else is worth the room.
+        if not any(one.difference for one in comparisons):
+            shutil.rmtree(work)
+    return comparisons
+
+
+def require_equal(comparisons: Sequence[Comparison]) -> None:
+    """Check that no comparison found a difference.
+
+    Raises:
+        ReproError: One did.
+    """
+    wrong = [one for one in comparisons if one.difference]
+    if wrong:
+        raise ReproError(
+            "\n".join(f"{one.name}: {one.difference}" for one in wrong),
+            hint="both builds are kept: compare artifacts/ with artifacts/.work/",
+        )
+
+
+def _compare(name: str, entry: Entry, made: Product, image: Layout) -> Comparison:
+    artifact = entry.artifact
+    parts = f"{len(artifact.image.layers)} layers"
+    if artifact.archive:
+        parts += ", archive"
+        difference, detail = _archive_difference(entry, made, made.folder / artifact.name)
+        if difference:
+            return Comparison(name, parts, difference, detail)
+    first = oci.read(entry.folder / store.IMAGE)
+    difference = image_difference(first, image)
+    return Comparison(name, parts, difference)
+
+
+def _archive_difference(entry: Entry, made: Product, folder: Path) -> tuple[str | None, str | None]:
+    recorded = entry.artifact.archive
+    if recorded is None or recorded.sha256 == made.archive.sha256:
+        return None, None
+    first, second = store.file_digests(entry.folder), store.file_digests(folder)
+    for path in sorted({*first, *second}):
+        if first.get(path) != second.get(path):
+            told = f"archive: {path}: sha256 {first.get(path)}, and again {second.get(path)}"
+            return told, _diffoscope(entry, made, folder, path)
+    return f"archive: sha256 {recorded.sha256}, and again {made.archive.sha256}", None
+
+
+def _diffoscope(entry: Entry, made: Product, folder: Path, path: str) -> str | None:
+    """Return diffoscope's view of one file, if diffoscope is installed."""
+    if not shutil.which("diffoscope") or entry.archive_path is None:
+        return None
+    unpacked = folder / "unpacked"
+    sides = []
+    for number, packed in enumerate((entry.archive_path, folder / made.archive.file_name)):
+        side = unpacked / str(number)
+        archive.unpack(packed, side)
+        stem = packed.name.removesuffix(".tar.zst")
+        sides.append(side / stem / path)
+    result = run.run(
+        ["diffoscope", "--text", "-", *sides], timeout=_DIFFOSCOPE_SECONDS, check=False
+    )
+    return "\n".join(result.stdout.splitlines()[:_DIFFOSCOPE_LINES])
+
+
+def image_difference(first: Layout, second: Layout) -> str | None:
+    """Return the first file, or else the first layer or setting, in which two images differ."""
+    if len(first.diff_ids) != len(second.diff_ids):
+        return f"{len(first.diff_ids)} layers, and again {len(second.diff_ids)}"
+    for number, (one, other) in enumerate(zip(first.diff_ids, second.diff_ids, strict=True)):
+        if one != other:
+            where = f"layer {number} ({first.layers_history[number]})"
+            return f"{where}: {_member_difference(first, second, number)}"
+    if first.config.digest != second.config.digest:
+        for key in sorted({*first.settings, *second.settings}):
+            if first.settings.get(key) != second.settings.get(key):
+                return f"{key}: {first.settings.get(key)}, and again {second.settings.get(key)}"
+        return f"configuration: {first.config.digest}, and again {second.config.digest}"
+    return None
+
+
+def _member_difference(first: Layout, second: Layout, number: int) -> str:
+    log.say(f"  looking for the first file that differs in layer {number}")
+    pairs = itertools.zip_longest(oci.members(first, number), oci.members(second, number))
+    for one, other in pairs:
+        if one is None or other is None:
+            member = (one or other)[0]
+            return f"{member.name} is in one of them only"
+        if one[0].name != other[0].name:
+            return f"{one[0].name} stands where {other[0].name} is in the other"
+        for key in ("type", "mode", "uid", "gid", "mtime", "size", "linkname", "pax_headers"):
+            was, now = getattr(one[0], key), getattr(other[0], key)
+            if was != now:
+                return f"{one[0].name}: {key} {was!r}, and again {now!r}"
+        if one[1] != other[1]:
+            return f"{one[0].name}: sha256 {one[1]}, and again {other[1]}"
+    return "the same files, packed differently"

@@ -1,0 +1,118 @@
+"""Tests of one image, as it would be delivered: `pytest tests/image --subject FILE`.
+
+The file says what the image is (a container's or a recipe's), its name in the engine, where its
+OCI layout lies, and the plan it was built from. `invoke build` runs these before it keeps an image.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import testinfra
+
+from rocbake import engine, oci
+from rocbake.plan import Layer, Plan
+
+STRANGER = 12345
+# https://github.com/opencontainers/image-spec/blob/v1.1.1/layer.md#whiteouts
+WHITEOUT = ".wh."
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The image under test: its name, its content, what it is, and its container layers."""
+
+    reference: str
+    layout: oci.Layout
+    plan: Plan | Layer
+    layers: tuple[Layer, ...]
+
+    @property
+    def is_recipe(self):
+        """Whether a recipe's product is in it."""
+        return isinstance(self.plan, Plan)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--subject", type=Path, help="JSON file that says which image to test")
+
+
+def pytest_configure(config):
+    if config.getoption("--subject") is None:
+        raise pytest.UsageError("tests/image needs --subject; invoke build runs it with one")
+
+
+@pytest.fixture(scope="session")
+def subject(pytestconfig):
+    told = json.loads(pytestconfig.getoption("--subject").read_text())
+    model = Plan if told["kind"] == "recipe" else Layer
+    return Subject(
+        reference=told["reference"],
+        layout=oci.read(Path(told["layout"])),
+        plan=model.model_validate(told["plan"]),
+        layers=tuple(Layer.model_validate(layer) for layer in told["layers"]),
+    )
+
+
+@pytest.fixture(scope="session")
+def container(subject):
+    with engine.started(subject.reference, ["sleep", "infinity"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def host(container):
+    """The image as its own user."""
+    return testinfra.get_host(f"docker://{container.id}")
+
+
+@pytest.fixture(scope="session")
+def as_root(container):
+    return testinfra.get_host(f"docker://root@{container.id}")
+
+
+@pytest.fixture(scope="session")
+def as_stranger(container):
+    """The image as a user that no file in it knows."""
+    return testinfra.get_host(f"docker://{STRANGER}@{container.id}")
+
+
+def package_names(subject):
+    return {deb.name for layer in subject.layers for deb in layer.packages}
+
+
+@pytest.fixture(scope="session")
+def sdk(subject):
+    """The layer with the compiler; tests of one are left out for other images."""
+    if "hipcc" not in package_names(subject):
+        pytest.skip("not an SDK's image")
+    return subject.plan
+
+
+@pytest.fixture(scope="session")
+def runtime(subject):
+    """Anything that is delivered to run; tests of one are left out for other images."""
+    if "hipcc" in package_names(subject) or not subject.plan.rocm:
+        pytest.skip("not a runtime image")
+    return subject.plan
+
+
+@pytest.fixture(scope="session")
+def tree(subject):
+    """The image's file system as its layers make it: each path, and what the tar says of it."""
+    found = {}
+    for index in range(len(subject.layout.layers)):
+        with subject.layout.open_layer(index) as tar:
+            for member in tar:
+                path = member.name.removeprefix("./").rstrip("/")
+                folder, _, name = path.rpartition("/")
+                if name.startswith(WHITEOUT):
+                    gone = f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/")
+                    for one in [one for one in found if f"{one}/".startswith(f"{gone}/")]:
+                        del found[one]
+                elif path:
+                    found[path] = member
+    return found
