@@ -11,6 +11,7 @@ from rocbake import lock as locks
 from rocbake.cache import Cache
 from rocbake.errors import BuildError, LockError, RocbakeError, TargetError, UsageError
 from rocbake.store import Store
+from rocbake.workshop import Workshop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +68,9 @@ def build(
         show.plans(made, kept=store, cache=Cache(), as_json=as_json)
         return
     from rocbake import build as building
-    from rocbake.produce import Workshop
 
-    workshop = Workshop(project=loaded, cache=Cache(), mirrors=mirror.load(), offline=offline)
-    outcomes = building.build(made, workshop=workshop, store=store, force=force)
+    workshop = Workshop(project=loaded, cache=Cache(), store=store, offline=offline)
+    outcomes = building.build(made, workshop=workshop, force=force)
     show.outcomes(outcomes, as_json=as_json)
     building.require_reproduced(outcomes)
 
@@ -179,16 +179,15 @@ def export(targets: Sequence[str], recipe: str, folder: str, *, image: bool) -> 
 def verify(targets: Sequence[str], recipes: Sequence[str], *, as_json: bool, offline: bool) -> None:
     """Build again from nothing, and compare."""
     from rocbake import verify as verifying
-    from rocbake.produce import Workshop
 
     _require_target("verify", targets)
     loaded = project.load()
     workshop = Workshop(
-        project=loaded, cache=Cache(), mirrors=mirror.load(), offline=offline, fresh=True
+        project=loaded, cache=Cache(), store=_store(loaded), offline=offline, fresh=True
     )
     comparisons = []
     for one in _plans(loaded, targets, recipes):
-        comparisons += verifying.verify(one, workshop=workshop, kept=_store(loaded))
+        comparisons += verifying.verify(one, workshop=workshop)
     show.comparisons(comparisons, as_json=as_json)
     verifying.require_equal(comparisons)
 

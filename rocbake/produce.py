@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocbake import archive, bake, digest, disk, engine, fetch, log, manifest, oci, rootfs
+from rocbake import archive, bake, digest, disk, engine, fetch, log, manifest, mirror, oci, rootfs
 from rocbake import store as stores
 from rocbake.errors import BuildError
 from rocbake.store import ArchiveRecord, ImageRecord
@@ -19,27 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rocbake.cache import Cache
-    from rocbake.mirror import Mirrors
     from rocbake.oci import Layout
     from rocbake.plan import Layer, Plan
-    from rocbake.project import Project
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """Where things are, and what may be used.
-
-    Attributes:
-        offline: Use the cache alone.
-        fresh: From nothing: no cached layer, no kept root file system.
-    """
-
-    project: Project
-    cache: Cache
-    mirrors: Mirrors
-    offline: bool = False
-    fresh: bool = False
+    from rocbake.workshop import Workshop
 
 
 @dataclass(frozen=True)
@@ -59,9 +41,7 @@ class Product:
     log_path: Path
 
 
-def produce(
-    plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Workshop, store_root: Path
-) -> Product:
+def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Workshop) -> Product:
     """Build one plan.
 
     Args:
@@ -69,7 +49,6 @@ def produce(
         exports: The layers that are wanted as images, besides the recipe's own.
         work: An absent folder; it holds the bake file and everything it names afterwards.
         workshop: Where things are.
-        store_root: Where the product will go, to see whether there is room.
 
     Raises:
         EngineError: The engine cannot build, or there is too little room.
@@ -78,11 +57,11 @@ def produce(
     """
     engine.require_usable()
     engine.reap()
-    disk.require_room(plan, store=store_root, cache=workshop.cache.root)
+    disk.require_room(plan, store=workshop.store.root, cache=workshop.cache.root)
     files = fetch.fetch(
         plan.inputs,
         cache=workshop.cache,
-        mirrors=workshop.mirrors,
+        mirrors=mirror.load(),
         snapshot=plan.snapshot,
         offline=workshop.offline,
         # Re-read, so that what goes into the build is what the lock names.

@@ -146,6 +146,12 @@ class Store:
             if path.is_file():
                 _sync(path)
         final = self.folder(artifact.name, artifact.tag, artifact.key)
+        # Two builds may bring the same container at the same moment.
+        with self.only_one(artifact.key):
+            self._swap(staged, final)
+        return Entry(final, artifact)
+
+    def _swap(self, staged: Path, final: Path) -> None:
         final.parent.mkdir(parents=True, exist_ok=True)
         old = None
         if final.exists():
@@ -157,7 +163,6 @@ class Store:
         _sync(final.parent)
         if old:
             shutil.rmtree(old)
-        return Entry(final, artifact)
 
     def work(self, name: str) -> Path:
         """Return an absent place for work in progress, on the same file system; emptied first."""

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from rocbake.oci import Layout
     from rocbake.plan import Layer, Plan
-    from rocbake.produce import Product, Workshop
-    from rocbake.store import Entry, Store
+    from rocbake.produce import Product
+    from rocbake.store import Entry
+    from rocbake.workshop import Workshop
 
 _DIFFOSCOPE_SECONDS = 600.0
 _DIFFOSCOPE_LINES = 200
@@ -40,13 +41,14 @@ class Comparison:
     detail: str | None = None
 
 
-def verify(one: Plan, *, workshop: Workshop, kept: Store) -> list[Comparison]:
+def verify(one: Plan, *, workshop: Workshop) -> list[Comparison]:
     """Build a plan again, with no cache, and compare it with what the store has.
 
     Raises:
         UsageError: The store has no build to compare with.
         RocbakeError: The second build failed.
     """
+    kept = workshop.store
     entries: list[tuple[Plan | Layer, Entry]] = []
     wanted: list[Plan | Layer] = [*one.layers, one]
     for what in wanted:
@@ -58,9 +60,9 @@ def verify(one: Plan, *, workshop: Workshop, kept: Store) -> list[Comparison]:
             )
         entry.check()
         entries.append((what, entry))
-    with kept.only_one(f"verify-{one.key}"):
+    with kept.only_one(f"verify-{one.name}-{one.tag}"):
         work = kept.work(f"verify-{one.name}-{one.tag}")
-        made = produce.produce(one, one.layers, work, workshop=workshop, store_root=kept.root)
+        made = produce.produce(one, one.layers, work, workshop=workshop)
         comparisons = [
             _compare(what.reference, entry, made, made.images[what.name]) for what, entry in entries
         ]
