@@ -10,7 +10,8 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from rocbake.plan import SHARED, Layer
+from rocbake.container import SHARED
+from rocbake.plan import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -15,6 +15,8 @@ from rocbake.document import DocumentError, Problem
 if TYPE_CHECKING:
     from pathlib import Path
 
+# The folder of scripts that containers share; it is no container.
+SHARED = "shared"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
 # Debian Policy 5.6.1
@@ -23,6 +25,8 @@ PackageGlob = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.*-]*$
 SuiteName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$")]
 Provider = Literal["debian", "amd"]
+# Targets and contexts that every bake file has.
+_TAKEN = {"default", "dist", "packages", "shared"}
 
 
 class Suite(BaseModel):
@@ -116,9 +120,9 @@ def load_all(root: Path) -> dict[str, Container]:
             files[folder.name] = document.load(folder / "container.yaml", ContainerFile)
         except DocumentError as wrong:
             problems += wrong.problems
-    if not problems:
-        for folder in folders:
-            problems += _check(folder, files)
+    broken = {folder.name for folder in folders} - files.keys()
+    for name in files:
+        problems += _check(root / "containers" / name, files, broken)
     if problems:
         raise DocumentError(problems)
     containers: dict[str, Container] = {}
@@ -139,14 +143,11 @@ def load_all(root: Path) -> dict[str, Container]:
     return containers
 
 
-def _check(folder: Path, files: dict[str, ContainerFile]) -> list[Problem]:
+def _check(folder: Path, files: dict[str, ContainerFile], broken: set[str]) -> list[Problem]:
     """Tell what only shows when a container is seen beside the others."""
     file = files[folder.name]
     found: list[str] = []
-    if not NAME.fullmatch(folder.name):
-        found.append(f"the folder's name {folder.name!r} is not of the form 'words-with-dashes'")
-    if not (folder / "Dockerfile").is_file():
-        found.append("there is no Dockerfile beside it")
+    found += check_name(folder.name)
     if file.parent is None and file.archive is None:
         found.append("'archive' is missing: a container without 'parent' says where packages are")
     if file.parent is not None and file.archive is not None:
@@ -155,15 +156,24 @@ def _check(folder: Path, files: dict[str, ContainerFile]) -> list[Problem]:
         found.append(f"archive.keyring: there is no {file.archive.keyring} beside it")
     if (file.provider is None) != (file.rocm is None):
         found.append("'provider' and 'rocm' go together")
-    found += _check_ancestry(folder.name, files)
+    found += _check_ancestry(folder.name, files, broken)
     return [Problem(folder / "container.yaml", 1, 1, message) for message in found]
 
 
-def _check_ancestry(name: str, files: dict[str, ContainerFile]) -> list[str]:
+def check_name(name: str) -> list[str]:
+    """Tell what is wrong with the name of a container or recipe, which is its folder's."""
+    if not NAME.fullmatch(name):
+        return [f"the folder's name {name!r} is not of the form 'words-with-dashes'"]
+    if name in _TAKEN:
+        return [f"the folder's name {name!r} means something else in a bake file; take another"]
+    return []
+
+
+def _check_ancestry(name: str, files: dict[str, ContainerFile], broken: set[str]) -> list[str]:
     """Follow the parents of a container down to the root one."""
     provider, above = files[name].provider, [name]
     parent = files[name].parent
-    while parent is not None:
+    while parent is not None and parent not in broken:
         if parent not in files:
             near = difflib.get_close_matches(parent, files, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(files)}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocbake import digest, target
+from rocbake.container import SHARED
 from rocbake.source import Deb, Sha256, Source
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 REPOSITORY = "rocbake"
 PLATFORM = "x86_64-linux-gnu"
-SHARED = "shared"
 
 
 class _Model(BaseModel):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from rocbake import document
-from rocbake.container import NAME, Container, Name, Version
+from rocbake import dockerfile, document
+from rocbake.container import Container, Name, Version, check_name
 from rocbake.document import DocumentError, Problem
 
 if TYPE_CHECKING:
@@ -114,8 +114,12 @@ class Recipe:
         return found
 
 
-def load_all(root: Path, containers: dict[str, Container]) -> dict[str, Recipe]:
+def load_all(root: Path, containers: dict[str, Container] | None) -> dict[str, Recipe]:
     """Read every recipe below a project's root.
+
+    Args:
+        root: The project's root.
+        containers: By name; None where they could not be read, and the recipes can only be checked.
 
     Raises:
         DocumentError: Everything that is wrong with any of them, at once.
@@ -132,6 +136,8 @@ def load_all(root: Path, containers: dict[str, Container]) -> dict[str, Recipe]:
         if found:
             problems += [Problem(path, 1, 1, message) for message in found]
             continue
+        if containers is None:
+            continue
         recipes[path.parent.name] = Recipe(
             name=path.parent.name,
             folder=path.parent,
@@ -139,23 +145,28 @@ def load_all(root: Path, containers: dict[str, Container]) -> dict[str, Recipe]:
             sdk=containers[file.sdk],
             runtime=containers[file.runtime],
         )
+        problems += dockerfile.problems(path.parent / "Dockerfile", contexts=("runtime", "dist"))
+    if recipes:
+        problems += dockerfile.problems(
+            root / "recipes" / "Dockerfile", contexts=("sdk", "recipe", "sources")
+        )
     if problems:
         raise DocumentError(problems)
     return recipes
 
 
-def _check(folder: Path, file: RecipeFile, containers: dict[str, Container]) -> list[str]:
+def _check(folder: Path, file: RecipeFile, containers: dict[str, Container] | None) -> list[str]:
     """Tell what only shows when a recipe is seen beside the containers."""
-    found: list[str] = []
-    if not NAME.fullmatch(folder.name):
-        found.append(f"the folder's name {folder.name!r} is not of the form 'words-with-dashes'")
-    if folder.name in containers:
-        found.append(f"the name {folder.name!r} is a container's already; images share one space")
+    found = check_name(folder.name)
     found += [
         f"there is no {needed} beside it"
         for needed in ("build.sh", "Dockerfile")
         if not (folder / needed).is_file()
     ]
+    if containers is None:
+        return found
+    if folder.name in containers:
+        found.append(f"the name {folder.name!r} is a container's already; images share one space")
     for key in ("sdk", "runtime"):
         name = getattr(file, key)
         if name not in containers:

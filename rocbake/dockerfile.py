@@ -1,0 +1,117 @@
+"""Dockerfiles, read for what would let something unlocked in: told with file and line, early.
+
+BuildKit refuses most of it as well, but only when it gets there, and in other words.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dockerfile_parse import DockerfileParser
+
+from rocbake.document import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.IGNORECASE)
+_REMOTE = re.compile(r"^([a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
+_FLAG = re.compile(r"--([a-z-]+)(?:=(\S+))?(?:\s+|$)")
+_SECRET = re.compile(r"(token|secret|passw|credential|api_?key|private_?key)", re.IGNORECASE)
+
+
+class _Instruction(NamedTuple):
+    line: int
+    name: str
+    flags: list[tuple[str, str]]
+    words: list[str]
+
+
+def problems(path: Path, *, contexts: Iterable[str]) -> list[Problem]:
+    """Return what in a Dockerfile is not locked, or could reach a network.
+
+    Args:
+        path: The Dockerfile.
+        contexts: The names that a plan gives it: of other layers and of folders of locked files.
+    """
+    try:
+        content = path.read_bytes()
+        instructions = _read(content)
+    except (OSError, ValueError, KeyError) as wrong:
+        return [Problem(path, 1, 1, f"not a Dockerfile: {wrong}")]
+    found = [
+        Problem(
+            path, number, 1, f"directive {line.strip()!r}: it would change what reads this file"
+        )
+        for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1)
+        if _DIRECTIVE.match(line)
+    ]
+    known = {"scratch", *contexts}
+    for one in instructions:
+        found += [Problem(path, one.line, 1, message) for message in _check(one, known)]
+        if one.name == "FROM" and len(one.words) == 3:  # noqa: PLR2004 - FROM image AS stage
+            known.add(one.words[2])
+    return found
+
+
+def _read(content: bytes) -> list[_Instruction]:
+    parsed = DockerfileParser(fileobj=io.BytesIO(content)).structure
+    found = []
+    for one in parsed:
+        if one["instruction"] == "COMMENT":
+            continue
+        value, flags = one["value"].strip(), []
+        while match := _FLAG.match(value):
+            flags.append((match.group(1), match.group(2) or ""))
+            value = value[match.end() :]
+        found.append(
+            _Instruction(one["startline"] + 1, one["instruction"].upper(), flags, value.split())
+        )
+    return found
+
+
+def _check(one: _Instruction, known: set[str]) -> list[str]:
+    names = f"known here are {', '.join(sorted(known))}"
+    options = dict(one.flags)
+    match one.name:
+        case "FROM":
+            image = one.words[0] if one.words else ""
+            if image not in known:
+                return [f"FROM {image}: an image of a registry is not locked; {names}"]
+            return []
+        case "ADD" | "COPY":
+            found = [
+                f"{one.name} {word}: not locked, as it would be fetched while building; see 'sources'"
+                for word in one.words[:-1]
+                if _REMOTE.match(word)
+            ]
+            origin = options.get("from")
+            if origin is not None and origin not in known:
+                found.append(f"{one.name} --from={origin}: not locked; {names}")
+            return found
+        case "RUN":
+            return _check_run(one, known, names)
+        case "ARG" | "ENV":
+            return [
+                f"{one.name} {word.partition('=')[0]}: would stay readable in the image's history"
+                for word in one.words
+                if _SECRET.search(word.partition("=")[0])
+            ]
+        case _:
+            return []
+
+
+def _check_run(one: _Instruction, known: set[str], names: str) -> list[str]:
+    found = []
+    if ("network", "none") not in one.flags:
+        found.append("RUN without --network=none: could fetch what is not locked")
+    if any(flag == "security" for flag, _ in one.flags):
+        found.append("RUN --security: rights that no build here needs")
+    for flag, value in one.flags:
+        origin = re.search(r"(?:^|,)from=([^,]+)", value) if flag == "mount" else None
+        if origin and origin.group(1) not in known:
+            found.append(f"RUN --mount from={origin.group(1)}: not locked; {names}")
+    return found

@@ -1,0 +1,74 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocbake import dockerfile, project
+
+
+def told(tmp_path, text, contexts=("base",)):
+    path = tmp_path / "Dockerfile"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return [
+        (problem.line, problem.message) for problem in dockerfile.problems(path, contexts=contexts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("FROM debian:13\n", 1, "FROM debian:13"),
+        ("FROM base\nADD https://host.invalid/x /x\n", 2, "https://host.invalid/x"),
+        ("FROM base\nADD git@host.invalid:x.git /x\n", 2, "git@host.invalid:x.git"),
+        ("FROM base\nADD --checksum=sha256:0 http://host.invalid/x /x\n", 2, "http://host.invalid"),
+        ("FROM base\nRUN true\n", 2, "RUN without --network=none"),
+        ("FROM base\nRUN --network=host true\n", 2, "RUN without --network=none"),
+        ("FROM base\nRUN --network=none --security=insecure true\n", 2, "RUN --security"),
+        (
+            "FROM base\nRUN --network=none --mount=type=bind,from=php,target=/x \\\n true\n",
+            2,
+            "php",
+        ),
+        ("FROM base\nCOPY --from=php /x /x\n", 2, "COPY --from=php"),
+        ("# syntax=docker/dockerfile:1\nFROM base\n", 1, "syntax"),
+        ("FROM base\n\nARG GH_TOKEN\n", 3, "ARG GH_TOKEN"),
+        ("FROM base\nENV API_KEY=x\n", 2, "ENV API_KEY"),
+        ("from base\nrun true\n", 2, "RUN without --network=none"),
+    ],
+)
+def test_what_is_not_locked_is_told_with_its_line(tmp_path, text, line, words):
+    ((found, message),) = told(tmp_path, text)
+
+    assert found == line
+    assert words in message
+
+
+def test_all_is_told_at_once(tmp_path):
+    found = told(tmp_path, "FROM x\nRUN true\nADD http://host.invalid/y /\n")
+
+    assert [line for line, _ in found] == [1, 2, 3]
+
+
+def test_an_earlier_stage_is_known(tmp_path):
+    text = "FROM base AS build\nFROM scratch\nCOPY --from=build /x /x\n"
+
+    assert told(tmp_path, text) == []
+
+
+def test_a_missing_file_is_told(tmp_path):
+    (found,) = dockerfile.problems(tmp_path / "Dockerfile", contexts=())
+
+    assert "not a Dockerfile" in found.message
+
+
+def test_this_projects_own_are_clean():
+    project.load()
+
+
+@given(text=st.text(alphabet=st.sampled_from("FROM RUNADCPY base\\\n#=-:/'\"<${}EOF"), max_size=80))
+def test_no_text_breaks_it(tmp_path_factory, text):
+    told(tmp_path_factory.mktemp("dockerfile"), text)
+
+
+@given(data=st.binary(max_size=60))
+def test_no_bytes_break_it(tmp_path_factory, data):
+    told(tmp_path_factory.mktemp("dockerfile"), data)
