@@ -28,6 +28,15 @@ _MAX_BYTES = 1 << 20
 _MAX_NODES = 100_000
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
+# A person who writes YAML knows nothing of Python's types.
+_WORDS = {
+    "model_type": "expected a mapping",
+    "string_too_short": "expected some text",
+    "string_type": "expected text",
+    "too_short": "expected at least one item",
+    "tuple_type": "expected a list",
+}
+
 
 @dataclass(frozen=True, order=True)
 class Problem:
@@ -75,7 +84,12 @@ def load(path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as invalid:
-        problems = [reader.explain(error, model, value) for error in invalid.errors()]
+        problems = [
+            reader.explain(error, model, value)
+            for error in invalid.errors()
+            # A list whose items are all wrong is not too short as well.
+            if error["type"] != "too_short" or not error["input"]
+        ]
         raise DocumentError(problems) from None
 
 
@@ -97,9 +111,11 @@ class _Reader:
             if len(documents) == 1:
                 return self._build(documents[0], ())
             self._report(None, f"expected one document, got {len(documents)}")
+        except yaml.reader.ReaderError as wrong:
+            self._report_byte(text.encode(), wrong.position, wrong.reason)
         except yaml.YAMLError as wrong:
-            what = getattr(wrong, "problem", None) or getattr(wrong, "reason", str(wrong))
-            self._report(getattr(wrong, "problem_mark", None), str(what))
+            what = getattr(wrong, "problem", None) or str(wrong)
+            self._report(getattr(wrong, "problem_mark", None), what)
         except RecursionError:
             self._report(None, "nested too deeply")
         return None
@@ -116,9 +132,12 @@ class _Reader:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as wrong:
-            line = data.count(b"\n", 0, wrong.start) + 1
-            self.problems.append(Problem(self.path, line, 1, "expected UTF-8"))
+            self._report_byte(data, wrong.start, "expected UTF-8")
             return None
+
+    def _report_byte(self, data: bytes, offset: int, message: str) -> None:
+        before = data[:offset].decode("utf-8", "replace").split("\n")
+        self.problems.append(Problem(self.path, len(before), len(before[-1]) + 1, message))
 
     def _report(self, mark: yaml.Mark | None, message: str) -> None:
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -139,21 +158,25 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self._build(item, (*at, index)) for index, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)  # noqa: S101 - there is no fourth kind
-        nothing = node.value == "" and node.style is None
+        nothing = node.value == "" and not node.style
         return None if nothing else node.value
 
     def _mapping(self, node: yaml.MappingNode, at: Location) -> dict[str, Any]:
         result: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         first_lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
+        # Merged keys first: the places of a mapping's own keys replace theirs.
+        for key_node, value_node in sorted(node.value, key=lambda pair: not _is_merge(pair[0])):
             if not isinstance(key_node, yaml.ScalarNode):
                 self._report(key_node.start_mark, "expected text as a key")
                 continue
-            key = key_node.value
-            if key == "<<" and key_node.style is None:
+            if _is_merge(key_node):
                 merged |= self._merge(value_node, at)
                 continue
+            if key_node.tag not in _PLAIN_TAGS:
+                self._report(key_node.start_mark, f"tag {key_node.tag!r} is not used here")
+                continue
+            key = key_node.value
             if key in first_lines:
                 self._report(
                     key_node.start_mark,
@@ -169,12 +192,13 @@ class _Reader:
     def _merge(self, node: yaml.Node, at: Location) -> dict[str, Any]:
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         result: dict[str, Any] = {}
-        for source in sources:
+        # YAML's merge: of several, the earlier wins.
+        for source in reversed(sources):
             if not isinstance(source, yaml.MappingNode):
                 self._report(source.start_mark, "expected a mapping to merge")
                 continue
-            # YAML's merge: of several, the earlier wins.
-            result = self._mapping(source, at) | result
+            value = self._build(source, at)
+            result |= value or {}
         return result
 
     def explain(self, error: ErrorDetails, model: type[BaseModel], value: object) -> Problem:
@@ -192,7 +216,7 @@ class _Reader:
             message = error["msg"]
         else:
             mark = self._nearest(at)
-            said = error["msg"].removeprefix("Value error, ")
+            said = _WORDS.get(kind, error["msg"])
             name = ".".join(map(str, at))
             got = error["input"]
             message = f"{name}: {said}" if name else said
@@ -205,6 +229,10 @@ class _Reader:
         while at not in self.values:
             at = at[:-1]
         return self.values[at]
+
+
+def _is_merge(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.value == "<<" and not key.style
 
 
 def _brief(value: object) -> str:
@@ -232,26 +260,21 @@ def _walk(location: Location, model: type[BaseModel], value: object) -> tuple[Lo
     fields of the model that holds it.
     """
     at: list[str | int] = []
-    holder: type[BaseModel] | None = model
     candidates: list[type[BaseModel]] = [model]
     here: object = value
-    last = len(location) - 1
-    for index, part in enumerate(location):
+    for part in location:
+        if isinstance(part, str) and len(candidates) > 1:
+            # Where there are several models, the tag of one of them comes before its fields.
+            candidates = [one for one in candidates if one.__name__.lower().startswith(part)]
+            continue
+        at.append(part)
         inside = (isinstance(here, dict) and part in here) or (
             isinstance(here, list) and isinstance(part, int) and part < len(here)
         )
-        if not inside and index != last:
-            tagged = [one for one in candidates if one.__name__.lower().startswith(str(part))]
-            candidates = tagged or candidates
-            continue
-        at.append(part)
-        if isinstance(part, str):
-            holder = next((one for one in candidates if part in one.model_fields), candidates[0])
-            if part in holder.model_fields and index != last:
-                candidates = _models_in(holder.model_fields[part].annotation) or candidates
         here = here[part] if inside else None  # type: ignore[index]
-    fields = list(candidates[0].model_fields) if candidates else []
-    return tuple(at), fields
+        if isinstance(part, str) and part in candidates[0].model_fields:
+            candidates = _models_in(candidates[0].model_fields[part].annotation) or candidates
+    return tuple(at), list(candidates[0].model_fields)
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
