@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rocbake import container, recipe
 from rocbake.container import Container  # noqa: TC001 - a field's type
+from rocbake.document import DocumentError, Problem
 from rocbake.errors import UsageError
 from rocbake.recipe import Recipe  # noqa: TC001 - a field's type
 
@@ -43,5 +44,17 @@ def load(root: Path = ROOT) -> Project:
     Raises:
         DocumentError: Everything that is wrong with any of them, at once.
     """
-    containers = container.load_all(root)
-    return Project(root=root, containers=containers, recipes=recipe.load_all(root, containers))
+    containers: dict[str, Container] | None = None
+    recipes: dict[str, Recipe] = {}
+    problems: list[Problem] = []
+    try:
+        containers = container.load_all(root)
+    except DocumentError as wrong:
+        problems += wrong.problems
+    try:
+        recipes = recipe.load_all(root, containers)
+    except DocumentError as wrong:
+        problems += wrong.problems
+    if problems or containers is None:
+        raise DocumentError(problems)
+    return Project(root=root, containers=containers, recipes=recipes)

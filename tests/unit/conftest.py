@@ -11,7 +11,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from rocbake import retry
+from rocbake import digest, lock, plan, project, retry, target
+from rocbake.source import Deb, Url
 
 
 @dataclass
@@ -160,3 +161,157 @@ def answer():
 def quick(monkeypatch):
     """Let the first wait between attempts be nearly none."""
     monkeypatch.setattr(retry, "_FIRST_WAIT_SECONDS", 0.001)
+
+
+# A small project: three containers, one recipe, locks for all of them
+
+_FILES = {
+    "containers/base/container.yaml": """\
+summary: Debian
+archive:
+  name: debian
+  keyring: keyring.asc
+  suites:
+    - name: sid
+packages: [apt]
+""",
+    "containers/base/keyring.asc": "keys\n",
+    "containers/base/Dockerfile": "FROM scratch\nADD rootfs.tar /\n",
+    "containers/sdk/container.yaml": """\
+summary: The compiler
+parent: base
+provider: debian
+rocm: 7.2.4
+packages: [hipcc, cmake]
+""",
+    "containers/sdk/Dockerfile": "FROM base\n",
+    "containers/small/container.yaml": """\
+summary: No compiler
+parent: base
+provider: debian
+rocm: 7.2.4
+packages: [libamdhip64-7]
+""",
+    "containers/small/Dockerfile": "FROM base\n# small\n",
+    "containers/shared/install.sh": "#!/bin/sh\n",
+    "recipes/Dockerfile": "FROM sdk\n",
+    "recipes/tool/recipe.yaml": """\
+summary: A tool
+version: 1.10
+sdk: sdk
+runtime: small
+sources:
+  - url: https://example.invalid/data.tar
+""",
+    "recipes/tool/Dockerfile": "FROM runtime\n",
+    "recipes/tool/build.sh": "#!/bin/sh\n",
+    "recipes/tool/src/main.hip": "int main() {}\n",
+}
+_PACKAGES = {
+    "base": [("apt", "3.0"), ("libc6", "2.41-1")],
+    "sdk": [("cmake", "4.0"), ("hipcc", "1:7.2.4-1")],
+    "small": [("libamdhip64-7", "7.2.4+dfsg-1")],
+}
+
+
+class Checkout:
+    """A project on disk, to be changed and read again."""
+
+    def __init__(self, root):
+        self.root = root
+        for name, text in _FILES.items():
+            self.write(name, text)
+        for name in ("containers/shared/install.sh", "recipes/tool/build.sh"):
+            (root / name).chmod(0o755)
+        self.lock()
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def edit(self, name, old, new):
+        path = self.root / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def load(self):
+        return project.load(self.root)
+
+    def source(self, text):
+        """Return the digest and size that locks give a source."""
+        content = self.content(text)
+        return {"sha256": digest.sha256_bytes(content), "size": len(content)}
+
+    def content(self, text):
+        return f"content of {text}\n".encode()
+
+    def files(self, made, folder):
+        """Write every source of a plan into a folder, and say where each is."""
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {}
+        for source in made.inputs:
+            path = folder / source.sha256
+            path.write_bytes(self.content(source.label))
+            found[source.sha256] = path
+        return found
+
+    def lock(self):
+        """Write the locks that answer the wishes as they are."""
+        loaded = self.load()
+        locks = {}
+        for container in loaded.containers.values():
+            parent = container.parent
+            locks[container.name] = lock.ContainerLock(
+                wish=lock.container_wish(container),
+                parent=locks[parent.name].digest if parent else None,
+                snapshot="20261030T080801Z",
+                epoch=1793347681,
+                suites=[
+                    {
+                        "name": "sid",
+                        "codename": "sid",
+                        "date": "2026-10-30T08:08:01Z",
+                        "release_sha256": "0" * 64,
+                    }
+                ],
+                made_with={"apt": "2.6.1"},
+                packages=[
+                    Deb(
+                        name=name,
+                        version=version,
+                        architecture="amd64",
+                        path=f"pool/{name}.deb",
+                        **self.source(f"{name} {version} (amd64)"),
+                    )
+                    for name, version in _PACKAGES.get(container.name, [])
+                ],
+            )
+            lock.write(locks[container.name], container.folder)
+        for recipe in loaded.recipes.values():
+            wishes = [wish.url for wish in recipe.file.sources]
+            sources = [
+                Url(url=url, file_name=url.rpartition("/")[2], **self.source(url)) for url in wishes
+            ]
+            made = lock.RecipeLock(wish=lock.recipe_wish(recipe), sources=sources)
+            lock.write(made, recipe.folder)
+        return loaded
+
+    def plan(self, *targets, recipe="tool"):
+        """Resolve a recipe for a target set, from what is on disk now."""
+        found = self.load().recipes[recipe]
+        locks, recipe_lock = lock.require_fresh(found.containers, found)
+        wanted = target.parse_target_set(targets or ["gfx1201"])
+        return plan.make(found, wanted, locks=locks, recipe_lock=recipe_lock)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path / "checkout")
+
+
+@pytest.fixture
+def make_checkout():
+    return Checkout
