@@ -27,8 +27,6 @@ Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$")]
 Provider = Literal["debian", "amd"]
 # Targets and contexts that every bake file has.
 _TAKEN = {"default", "dist", "packages", "shared"}
-# Targets and contexts that every bake file has.
-_TAKEN = {"default", "dist", "packages", "shared"}
 
 
 class Suite(BaseModel):

@@ -138,8 +138,6 @@ def load_all(root: Path, containers: dict[str, Container] | None) -> dict[str, R
             continue
         if containers is None:
             continue
-        if containers is None:
-            continue
         recipes[path.parent.name] = Recipe(
             name=path.parent.name,
             folder=path.parent,
