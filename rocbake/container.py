@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from rocbake import document
+from rocbake import dockerfile, document
 from rocbake.document import DocumentError, Problem
 
 if TYPE_CHECKING:
@@ -146,8 +146,7 @@ def load_all(root: Path) -> dict[str, Container]:
 def _check(folder: Path, files: dict[str, ContainerFile], broken: set[str]) -> list[Problem]:
     """Tell what only shows when a container is seen beside the others."""
     file = files[folder.name]
-    found: list[str] = []
-    found += check_name(folder.name)
+    found = check_name(folder.name)
     if file.parent is None and file.archive is None:
         found.append("'archive' is missing: a container without 'parent' says where packages are")
     if file.parent is not None and file.archive is not None:
@@ -157,7 +156,10 @@ def _check(folder: Path, files: dict[str, ContainerFile], broken: set[str]) -> l
     if (file.provider is None) != (file.rocm is None):
         found.append("'provider' and 'rocm' go together")
     found += _check_ancestry(folder.name, files, broken)
-    return [Problem(folder / "container.yaml", 1, 1, message) for message in found]
+    if found:
+        return [Problem(folder / "container.yaml", 1, 1, message) for message in found]
+    contexts = (file.parent, "packages", SHARED) if file.parent else ()
+    return dockerfile.problems(folder / "Dockerfile", contexts=contexts)
 
 
 def check_name(name: str) -> list[str]:

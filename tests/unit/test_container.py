@@ -24,6 +24,7 @@ def reasons(checkout):
 def test_parents_come_before_children(checkout):
     shutil.copytree(checkout.root / "containers/sdk", checkout.root / "containers/aaa")
     checkout.edit("containers/aaa/container.yaml", "parent: base", "parent: small")
+    checkout.edit("containers/aaa/Dockerfile", "FROM base", "FROM small")
 
     loaded = container.load_all(checkout.root)
 
@@ -36,6 +37,7 @@ def test_parents_come_before_children(checkout):
 def test_rocm_is_the_nearest_below(checkout):
     checkout.edit(SDK, "provider: debian\nrocm: 7.2.4\n", "")
     checkout.edit(SDK, "parent: base", "parent: small")
+    checkout.edit("containers/sdk/Dockerfile", "FROM base", "FROM small")
 
     loaded = container.load_all(checkout.root)
 
@@ -84,6 +86,16 @@ def test_archive_is_said_by_the_root_container(checkout):
 
     assert reasons(checkout) == [
         f"{SDK}:1:1: 'archive' is missing: a container without 'parent' says where packages are"
+    ]
+
+
+def test_dockerfile_takes_nothing_that_is_not_locked(checkout):
+    checkout.write("containers/small/Dockerfile", "FROM base\nCOPY --from=packages / /\nFROM sdk\n")
+    checkout.write("containers/base/Dockerfile", "FROM packages\n")
+
+    assert [line.partition(": ")[0] for line in reasons(checkout)] == [
+        "containers/base/Dockerfile:1:1",
+        "containers/small/Dockerfile:3:1",
     ]
 
 
