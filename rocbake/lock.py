@@ -138,10 +138,13 @@ def _read(path: Path, model: type[Model], name: str) -> Model:
         raise LockError(
             f"{shown(path)}:{wrong.lineno}:{wrong.colno}: not JSON: {wrong.msg}", hint=hint
         ) from wrong
-    except (ValidationError, RecursionError) as wrong:
-        first = wrong.errors()[0] if isinstance(wrong, ValidationError) else None
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "too deep"
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise LockError(f"{shown(path)}: not a lock of this kind: {what}", hint=hint) from wrong
+    except (RecursionError, ValueError) as wrong:
+        # JSON, and yet too much for Python: nested too deeply, a number of thousands of digits.
+        raise LockError(f"{shown(path)}: not a lock of this kind: {wrong}", hint=hint) from wrong
 
 
 def stale_container(container: Container, locks: dict[str, ContainerLock]) -> list[str]:
