@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DIST = "dist"
 ROOTFS = "rootfs.tar"
+_FOLDER_MODE = 0o755
 # Timestamps are clamped to the epoch, and each layer is compressed once, in a format that takes a
 # fifth of the time that gzip takes.
 _EXPORT = (
@@ -134,6 +135,9 @@ def lay_out(
         _copy(recipe.folder / relative, folder / "recipes" / plan.name / relative)
     (folder / "sources").mkdir()
     _link_all(plan.sources, folder / "sources", files)
+    # BuildKit takes the modes of folders, and those of copies, which the umask gave them.
+    for path in (one for one in folder.rglob("*") if one.is_dir() and not one.is_symlink()):
+        path.chmod(_FOLDER_MODE)
 
 
 def _link_all(sources: Iterable[Source], folder: Path, files: Mapping[str, Path]) -> None:
@@ -148,6 +152,7 @@ def _link(source: Path, destination: Path) -> None:
         os.link(source, destination)
     except OSError:
         shutil.copyfile(source, destination)
+        destination.chmod(source.stat().st_mode)
 
 
 def _copy(source: Path, destination: Path) -> None:

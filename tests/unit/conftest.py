@@ -255,6 +255,7 @@ class Checkout:
         for source in made.inputs:
             path = folder / source.sha256
             path.write_bytes(self.content(source.label))
+            path.chmod(0o444)
             found[source.sha256] = path
         return found
 
