@@ -72,8 +72,12 @@ def run(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-    except FileNotFoundError as missing:
-        raise error(f"{words[0]} is not installed, or not on PATH", hint="./bootstrap") from missing
+    except OSError as failed:
+        if isinstance(failed, FileNotFoundError) and failed.filename == words[0]:
+            raise error(
+                f"{words[0]} is not installed, or not on PATH", hint="./bootstrap"
+            ) from failed
+        raise error(f"{words[0]} cannot be run: {failed}") from failed
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_path.open("a", encoding="utf-8")) if log_path else None
         output = _Output(log, on_line)
@@ -135,17 +139,18 @@ class _Output:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the whole group: first asked, then killed."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
-            return
+    """End the whole group: first asked, then killed, also those that outlive the first of it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _describe(words: list[str], code: int, tail: list[str], log_path: Path | None) -> str:
-    end = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    end = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
     lines = [f"{words[0]} failed ({end}): {shlex.join(words)}"]
     lines += [f"  | {line}" for line in tail]
     if log_path:
