@@ -17,6 +17,9 @@ class BuildLog:
 
     _STEP = re.compile(r"^#(\d+) \[([^\]]+)\] (.+)$")
     _DONE = re.compile(r"^#(\d+) (DONE ([0-9.]+)s|CACHED|ERROR: .*)$")
+    # What a step prints has its seconds before it, so no program can look like this.
+    _FAILED = re.compile(r"^#(\d+) ERROR: ")
+    _CAUSE = re.compile(r"\b(error|fatal)\b|^E: ", re.IGNORECASE)
     _QUIET_SECONDS = 1.0
 
     def __init__(self) -> None:
@@ -44,7 +47,7 @@ class BuildLog:
     def failure(self, output: str, log_path: Path) -> str:
         """Return the failed step, its first error and its last lines."""
         lines = [line for line in output.splitlines() if line.strip()]
-        failed = next((self._DONE.match(line) for line in lines if " ERROR: " in line), None)
+        failed = next(filter(None, map(self._FAILED.match, lines)), None)
         parts = []
         if failed:
             number = failed.group(1)
@@ -54,7 +57,8 @@ class BuildLog:
                 for line in lines
                 if line.startswith(f"#{number} ")
             ]
-            first = next((line for line in said if re.search(r"\b(error|fatal|E:)", line)), None)
+            printed = [line for line in said if not line.startswith(("[", "ERROR: "))]
+            first = next(filter(self._CAUSE.search, printed), None)
             if first:
                 parts.append(f"first error: {first}")
             parts += [f"  | {line}" for line in said[-20:]]
