@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import tarfile
+import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_DAMAGE = (tarfile.TarError, zstandard.ZstdError)
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -86,13 +88,21 @@ class Layout:
 
     @contextlib.contextmanager
     def open_layer(self, index: int) -> Iterator[tarfile.TarFile]:
-        """Open a layer as an uncompressed tar stream, read once from front to back."""
-        with (
-            self.path(self.layers[index]).open("rb") as stream,
-            _decompressed(stream) as content,
-            tarfile.open(fileobj=content, mode="r|") as tar,
-        ):
-            yield tar
+        """Open a layer as an uncompressed tar stream, read once from front to back.
+
+        Raises:
+            BuildError: It turns out not to be one, at once or while it is read.
+        """
+        path = self.path(self.layers[index])
+        try:
+            with (
+                path.open("rb") as stream,
+                _decompressed(stream) as content,
+                tarfile.open(fileobj=content, mode="r|") as tar,
+            ):
+                yield tar
+        except (OSError, EOFError, ValueError, zlib.error, *_DAMAGE) as wrong:
+            raise BuildError(f"{path}: layer {index} cannot be read: {wrong}") from wrong
 
     def write_tar(self, stream: IO[bytes], reference: str) -> None:
         """Write the image as a tar that `docker load` and `podman load` take.
@@ -161,16 +171,30 @@ def read(folder: Path) -> Layout:
             for item in settings.get("history", [])
             if not item.get("empty_layer")
         ]
+        layers = tuple(map(_blob, content["layers"]))
+        diff_ids = tuple(map(_digest, settings["rootfs"]["diff_ids"]))
+        if not len(layers) == len(diff_ids) == len(history):
+            raise ValueError(  # noqa: TRY301 - one kind for all
+                f"{len(layers)} layers, {len(diff_ids)} diffIDs, {len(history)} instructions"
+            )
         return Layout(
             folder=folder,
             manifest=manifest,
             config=config,
-            layers=tuple(map(_blob, content["layers"])),
-            diff_ids=tuple(settings["rootfs"]["diff_ids"]),
-            settings=settings["config"],
-            layers_history=tuple(history),
+            layers=layers,
+            diff_ids=diff_ids,
+            settings=dict(settings["config"]),
+            layers_history=tuple(map(str, history)),
         )
-    except (OSError, ValueError, KeyError, TypeError) as wrong:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as wrong:
         raise BuildError(f"{folder}: not an OCI layout of one image: {wrong}") from wrong
 
 
@@ -194,10 +218,17 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _blob(entry: dict[str, Any]) -> Blob:
-    name = str(entry["digest"])
-    if not digest.is_sha256(name.removeprefix("sha256:")):
+    return Blob(
+        digest=_digest(entry["digest"]),
+        size=int(entry["size"]),
+        media_type=str(entry["mediaType"]),
+    )
+
+
+def _digest(name: str) -> str:
+    if not name.startswith("sha256:") or not digest.is_sha256(name.removeprefix("sha256:")):
         raise ValueError(f"not a sha256 digest: {name!r}")
-    return Blob(digest=name, size=int(entry["size"]), media_type=str(entry["mediaType"]))
+    return name
 
 
 def _place(folder: Path, blob: Blob) -> Path:

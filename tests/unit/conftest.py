@@ -1,9 +1,14 @@
 """A web server on this machine that misbehaves on demand."""
 
 import contextlib
+import hashlib
 import http.server
+import io
+import itertools
+import json
 import socket
 import struct
+import tarfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -316,3 +321,85 @@ def checkout(tmp_path):
 @pytest.fixture
 def make_checkout():
     return Checkout
+
+
+# Images
+
+
+class Image:
+    """An OCI layout of one image, made by the book, to be damaged."""
+
+    def __init__(self, folder, layers, compress, **settings):
+        self.folder = folder
+        (folder / "blobs/sha256").mkdir(parents=True)
+        self.tars = [self._tar(files) for files in layers]
+        self.layers = [compress(tar) for tar in self.tars]
+        history = [{"created_by": f"layer {number}"} for number in range(len(layers))]
+        self._settings = {
+            "config": {"User": "1000"} | settings,
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{self._sum(t)}" for t in self.tars]},
+            "history": [{"created_by": "ENV", "empty_layer": True}, *history],
+        }
+        self._manifest = {"layers": [self._blob(one) for one in self.layers]}
+        self._write()
+
+    def _write(self):
+        self.config = json.dumps(self._settings).encode()
+        self._manifest.setdefault("config", {}).update(self._blob(self.config))
+        self._write_manifest()
+
+    def _write_manifest(self):
+        self.manifest = json.dumps(self._manifest).encode()
+        self._index = {"manifests": [self._blob(self.manifest)]}
+        self._write_index()
+
+    def _write_index(self):
+        (self.folder / "index.json").write_text(json.dumps(self._index))
+
+    def index(self, change):
+        change(self._index)
+        self._write_index()
+
+    def change_manifest(self, change):
+        change(self._manifest)
+        self._write_manifest()
+
+    def change_config(self, change):
+        change(self._settings)
+        self._write()
+
+    def _blob(self, content):
+        (self.folder / "blobs/sha256" / self._sum(content)).write_bytes(content)
+        return {
+            "mediaType": "application/octet-stream",
+            "digest": f"sha256:{self._sum(content)}",
+            "size": len(content),
+        }
+
+    @staticmethod
+    def _sum(content):
+        return hashlib.sha256(content).hexdigest()
+
+    @staticmethod
+    def _tar(files):
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            for name, content in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+            link = tarfile.TarInfo("link")
+            link.type, link.linkname = tarfile.SYMTYPE, "nowhere"
+            tar.addfile(link)
+        return stream.getvalue()
+
+
+@pytest.fixture
+def make_image(tmp_path):
+    numbers = itertools.count()
+
+    def make(*layers, compress=bytes, folder=None, **settings):
+        folder = folder or tmp_path / f"image-{next(numbers)}"
+        return Image(folder, layers, compress, **settings)
+
+    return make
