@@ -1,12 +1,17 @@
 """The root file system: Debian from locked packages alone, made by mmdebstrap, no network.
 
-The same packages give the same bytes on every machine; see docs/reproducibility.md.
+The same packages give the same bytes on every machine, whatever its mmdebstrap, apt, dpkg and tar:
+what is installed, and how, is decided inside the new system by its own dpkg; what the machine's
+programs leave there is taken away; and the tar is written again in one form.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import os
 import shutil
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +30,11 @@ if TYPE_CHECKING:
 
 _SECONDS = 1800.0
 # What a machine's own mmdebstrap, apt and dpkg leave behind, and differently from version to
-# version: logs, caches, lists, and the host's name and resolver, which mmdebstrap copies in.
+# version: logs, caches, lists, and the host's name and resolver, which mmdebstrap copies in. It is
+# left out of the tar, and not removed from the new system by a hook: mmdebstrap still needs some of
+# it, and its apt-get would clean the lists and the cache of the host without it.
 _LEFT_BEHIND = (
+    "dev/*",  # every engine makes its own, and unpacking devices takes rights
     "etc/fstab",
     "etc/hostname",
     "etc/resolv.conf",
@@ -40,12 +48,19 @@ _LEFT_BEHIND = (
     "var/cache/debconf/*-old",
     "var/cache/ldconfig/aux-cache",
     "var/lib/apt/extended_states",
+    "var/lib/apt/lists/auxfiles",
     "var/lib/dpkg/*-old",
     "var/lib/dpkg/lock*",
     "var/lib/dpkg/triggers/Lock",
     "run/*",
     "tmp/*",
 )
+# As above, but the folders are the packages'.
+_EMPTY = ("var/cache/apt/*", "var/lib/apt/lists/*", "var/log/*")
+# An empty machine-id is made anew at the first boot; a filled one would be every container's.
+_NORMALISE = ': > "$1"/etc/machine-id; chmod 0644 "$1"/etc/machine-id'
+# The one extended attribute that packages set. All others are the machine's: SELinux labels, say.
+_CAPABILITY = "SCHILY.xattr.security.capability"
 
 
 def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path: Path) -> None:
@@ -66,11 +81,11 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
     with tempfile.TemporaryDirectory(prefix="rocbake-rootfs-") as folder:
         # mmdebstrap unshares as another user where it is not root, who must reach this.
         Path(folder).chmod(0o755)
+        # What is made in it would inherit this, and whatever sets no mode would have another one.
+        with contextlib.suppress(OSError):  # there is none
+            os.removexattr(folder, "system.posix_acl_default")
         repository = Path(folder, "repository")
-        repository.mkdir()
         _write_repository(layer.packages, repository, files)
-        remove = " ".join(f'"$1"/{pattern}' for pattern in _LEFT_BEHIND)
-        folders = " ".join(f'"$1"/{name}' for name in _EMPTY)
         made = Path(folder, "rootfs.tar")
         words = [
             "mmdebstrap",
@@ -82,8 +97,9 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
             "--aptopt=Acquire::AllowInsecureRepositories true",
             "--aptopt=APT::Get::AllowUnauthenticated true",
             "--format=tar",
-            f"--customize-hook=rm -rf {remove}",
-            f"--customize-hook=find {folders} -type f -delete",
+            # What it would clean is left out below, and the folders that the host's apt-get makes
+            # belong to the number that the user _apt has on the host.
+            "--skip=cleanup/apt",
             f"--customize-hook={_NORMALISE}",
             "",
             str(made),
@@ -92,6 +108,8 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
         env = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": folder,
+            # The new system is unpacked here; inside it mmdebstrap unsets the variable.
+            "TMPDIR": folder,
             "LC_ALL": "C.UTF-8",
             "TZ": "UTC",
             "SOURCE_DATE_EPOCH": str(layer.epoch),
@@ -100,39 +118,63 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
         run.run(words, env=env, timeout=_SECONDS, log_path=log_path)
         partial = destination.with_name(f".{destination.name}.{os.getpid()}")
         try:
-            shutil.copyfile(made, partial)
+            _rewrite(made, partial, layer.epoch)
             partial.replace(destination)
         finally:
             partial.unlink(missing_ok=True)
 
 
-# The files only: the folders are the packages'.
-_EMPTY = ("var/cache/apt", "var/lib/apt/lists", "var/log")
-# An empty machine-id is made anew at the first boot; a filled one would be every container's.
-_NORMALISE = ': > "$1"/etc/machine-id; chmod 0644 "$1"/etc/machine-id'
+def _rewrite(made: Path, destination: Path, epoch: int) -> None:
+    """Write a tar again: the members that are kept, in the same order, in one form.
+
+    GNU tar 1.34 and 1.35 write the headers of the same files differently.
+    """
+    with (
+        tarfile.open(made, encoding="utf-8") as source,
+        tarfile.open(destination, "w", format=tarfile.PAX_FORMAT, encoding="utf-8") as target,
+    ):
+        for member in source:
+            if _is_left_behind(member):
+                continue
+            # A folder's date says when something was last made or removed in it, here.
+            member.mtime = epoch if member.isdir() else min(int(member.mtime), epoch)
+            member.uname = member.gname = ""
+            member.pax_headers = {
+                name: value for name, value in member.pax_headers.items() if name == _CAPABILITY
+            }
+            target.addfile(member, source.extractfile(member) if member.isreg() else None)
+
+
+def _is_left_behind(member: tarfile.TarInfo) -> bool:
+    patterns = _LEFT_BEHIND if member.isdir() else _LEFT_BEHIND + _EMPTY
+    name = member.name.removeprefix("./")
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _write_repository(packages: tuple[Deb, ...], folder: Path, files: Mapping[str, Path]) -> None:
-    """Write a flat repository that holds the packages and nothing else."""
+    """Write a flat repository that holds the packages and nothing else, for anyone to read."""
+    folder.mkdir()
+    folder.chmod(0o755)
     stanzas = []
     for deb in packages:
         path = folder / deb.file_name
         shutil.copyfile(files[deb.sha256], path)
+        path.chmod(0o644)
         control = str(DebFile(str(path)).debcontrol()).rstrip()
         stanzas.append(
             f"{control}\nFilename: ./{deb.file_name}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
         )
-    folder.joinpath("Packages").write_text("\n".join(stanzas), encoding="utf-8")
+    index = folder / "Packages"
+    index.write_text("\n".join(stanzas), encoding="utf-8")
+    index.chmod(0o644)
 
 
 def key(layer: Layer) -> str:
-    """Return what a kept tar is known by: all that decides about its bytes."""
+    """Return what a kept tar is known by: all that decides about its bytes, this file included."""
     return digest.sha256_json(
         {
             "packages": [deb.sha256 for deb in layer.packages],
             "epoch": layer.epoch,
-            "left_behind": list(_LEFT_BEHIND),
-            "empty": list(_EMPTY),
-            "normalise": _NORMALISE,
+            "how": digest.sha256_file(Path(__file__)),
         }
     )

@@ -14,7 +14,6 @@ INFO = "var/lib/dpkg/info/"
 
 # What packages' own scripts and the steps of our Dockerfiles write, and who does.
 MADE = {
-    "dev/*": "mmdebstrap: the device nodes every system has",
     "etc/alternatives/*": "update-alternatives",
     "etc/dpkg/origins/default": "base-files",
     "etc/environment": "libpam-modules",
