@@ -50,21 +50,28 @@ def _archive(entry: Entry, folder: Path) -> list[Path]:
     stem = record.file_name.removesuffix(".tar.zst")
     archive, checksum = folder / record.file_name, folder / f"{record.file_name}.sha256"
     manifest = folder / f"{stem}.manifest.json"
-    with log.step(f"Exporting {record.file_name}"):
-        with _written(archive) as partial:
-            shutil.copyfile(source, partial)
-            # The copy is hashed, not the source: what is handed out is what was looked at.
-            got = digest.sha256_file(partial)
-            if got != record.sha256:
+    with (
+        log.step(f"Exporting {record.file_name}"),
+        _written(archive) as packed,
+        _written(manifest) as described,
+        _written(checksum) as summed,
+    ):
+        for original, partial, expected in (
+            (source, packed, record.sha256),
+            (entry.folder / store.MANIFEST, described, record.manifest_sha256),
+        ):
+            got = "no file"
+            if original.is_file():
+                shutil.copyfile(original, partial)
+                # The copy is hashed, not the source: what is handed out is what was looked at.
+                got = digest.sha256_file(partial)
+            if got != expected:
                 raise BuildError(
-                    f"{source}: damaged since it was stored: "
-                    f"expected sha256 {record.sha256}, got {got}",
+                    f"{original}: damaged since it was stored: "
+                    f"expected sha256 {expected}, got {got}",
                     hint=f"invoke build --recipe {entry.artifact.name} --force",
                 )
-        with _written(manifest) as partial:
-            shutil.copyfile(entry.folder / store.MANIFEST, partial)
-        with _written(checksum) as partial:
-            partial.write_text(f"{record.sha256}  {record.file_name}\n")
+        summed.write_text(f"{record.sha256}  {record.file_name}\n")
     return [archive, checksum, manifest]
 
 

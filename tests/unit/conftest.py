@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from rocbake import digest, lock, plan, project, retry, target
+from rocbake import digest, lock, plan, project, retry, store, target
 from rocbake.source import Deb, Url
 
 
@@ -403,3 +403,69 @@ def make_image(tmp_path):
         return Image(folder, layers, compress, **settings)
 
     return make
+
+
+# Artifacts
+
+
+@pytest.fixture
+def put(make_image):
+    """Put an artifact that nobody built into a store."""
+
+    def put(
+        kept,
+        *,
+        name="tool",
+        tag="gfx1201",
+        key="a" * 64,
+        content=b"archive",
+        files=None,
+        built_at="2026-11-01T00:00:00Z",
+        targets=("gfx1201",),
+        with_image=False,
+        layers=("sha256:1",),
+    ):
+        staged = kept.work(f"staged-{name}-{tag}")
+        staged.mkdir()
+        archive = None
+        if content is not None:
+            (staged / f"{name}.tar.zst").write_bytes(content)
+            rows = [
+                {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest(),
+                 "code_objects": {}}
+                for path, data in (files or {}).items()
+            ]  # fmt: skip
+            manifest = json.dumps({"files": rows, "needed": [], "versions": {}}).encode()
+            (staged / store.MANIFEST).write_bytes(manifest)
+            archive = store.ArchiveRecord(
+                file_name=f"{name}.tar.zst",
+                sha256=hashlib.sha256(content).hexdigest(),
+                size=len(content),
+                tar_sha256="0" * 64,
+                manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+            )
+        if with_image:
+            make_image({"etc/name": name.encode()}, folder=staged / store.IMAGE)
+        (staged / store.LOG).write_text("log of the build\n")
+        image = store.ImageRecord(
+            reference=f"rocbake/{name}:{tag}",
+            config="sha256:0",
+            layers=layers,
+            manifest="sha256:1",
+            size=1,
+        )
+        artifact = store.Artifact(
+            name=name,
+            version="1.10",
+            tag=tag,
+            targets=targets if content is not None else (),
+            key=key,
+            image=image,
+            archive=archive,
+            built_at=built_at,
+            seconds=1.0,
+            engine={"docker": "26.1.5"},
+        )
+        return kept.put(staged, artifact)
+
+    return put
