@@ -105,9 +105,9 @@ def test_other_reasons_not_to_start_are_told(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("")
 
-    with pytest.raises(EngineError, match="cannot be run: .*Permission denied"):
+    with pytest.raises(EngineError, match=r"cannot be run: .*Permission denied"):
         run([plain], error=EngineError)
-    with pytest.raises(EngineError, match="cannot be run: .*No such file or directory"):
+    with pytest.raises(EngineError, match=r"cannot be run: .*No such file or directory"):
         run(["true"], cwd=tmp_path / "none", error=EngineError)
 
 
@@ -173,7 +173,7 @@ def test_log_is_added_to_line_by_line(tmp_path):
     log_path.write_text("before\n")
     lines = []
 
-    sh("echo one; echo two >&2; printf three", log_path=log_path, on_line=lines.append)
+    sh("echo one; echo two >&2; echo three", log_path=log_path, on_line=lines.append)
 
     kept = log_path.read_text()
     assert kept.startswith("before\n")
