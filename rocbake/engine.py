@@ -277,12 +277,13 @@ def load(layout: Layout, reference: str) -> None:
         sender.start()
         # The SDK's own load() drops errors that arrive inside the answer.
         messages = client.api.load_image(stream, quiet=True)  # type: ignore[no-untyped-call]
-        for message in messages:
-            if "error" in message:
-                raise EngineError(f"the engine did not take {reference}: {message['error']}")
+        refused = [message["error"] for message in messages if "error" in message]
     sender.join()
+    # What we failed to send comes first: the engine only says that the end is missing.
     if fault:
         raise fault[0]
+    if refused:
+        raise EngineError(f"the engine did not take {reference}: {refused[0]}")
 
 
 def tag(reference: str, new: str) -> None:
@@ -294,7 +295,7 @@ def tag(reference: str, new: str) -> None:
 
 def untag(reference: str) -> None:
     """Take a name from an image; the image goes with its last name. No name is no error."""
-    with connect() as client, contextlib.suppress(docker.errors.ImageNotFound):
+    with connect() as client, contextlib.suppress(docker.errors.NotFound):
         client.images.remove(reference)
 
 
