@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from invoke.context import Context
+    from invoke.parser.argument import Argument
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -36,7 +37,9 @@ class Verb(Task[Any]):
         signal.signal(signal.SIGTERM, _terminate)
         try:
             self._heed_dry(context, kwargs)
-            return super().__call__(context, *args, **kwargs)
+            result = super().__call__(context, *args, **kwargs)
+            # A reader that has left shows here, and not when the interpreter ends.
+            sys.stdout.flush()
         except RocbakeError as error:
             if os.environ.get("ROCBAKE_DEBUG"):
                 traceback.print_exc()
@@ -52,6 +55,19 @@ class Verb(Task[Any]):
             # Whoever read our results has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise Exit(code=128 + signal.SIGPIPE) from closed
+        else:
+            return result
+
+    def get_arguments(self, *args: Any, **kwargs: Any) -> list[Argument]:  # noqa: ANN401 - as above
+        """Return the options; those that may be repeated demand a value as all others do.
+
+        Invoke takes `--name` with nothing after it for no name at all, which means every one.
+        """
+        arguments = super().get_arguments(*args, **kwargs)
+        for one in arguments:
+            if one.kind is list:
+                one.raw_value = None
+        return arguments
 
     def _heed_dry(self, context: Context, kwargs: dict[str, Any]) -> None:
         """Let Invoke's own --dry, which only holds back shell commands, never start work."""

@@ -28,9 +28,15 @@ if TYPE_CHECKING:
 _WIDE = 200
 
 
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the boundary say what it means that the reader has left; Rich would exit with 1."""
+        raise  # noqa: PLE0704 - Rich calls this while it handles the error
+
+
 def _console() -> Console:
     """Return a console that wraps for a person and never for a program."""
-    return Console(width=None if sys.stdout.isatty() else _WIDE, soft_wrap=True, highlight=False)
+    return _Results(width=None if sys.stdout.isatty() else _WIDE, soft_wrap=True, highlight=False)
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:
