@@ -84,7 +84,7 @@ def _check(one: _Instruction, known: set[str]) -> list[str]:
             return []
         case "ADD" | "COPY":
             found = [
-                f"{one.name} {word}: not locked, as it would be fetched while building; see 'sources'"
+                f"{one.name} {word}: not locked; make it one of the recipe's sources"
                 for word in one.words[:-1]
                 if _REMOTE.match(word)
             ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LABEL = "dev.rocbake"
 KEY_LABEL = f"{LABEL}.key"
 _PROCESS_LABEL = f"{LABEL}.process"
+_STAGING = "rocbake/staging-"
 # The first with rewrite-timestamp in its BuildKit (0.13), and the first CLI that can ask for it.
 _OLDEST_SERVER = (25, 0)
 _OLDEST_BUILDX = (0, 13)
@@ -375,14 +376,25 @@ def started(
                 container.remove(force=True)
 
 
+def staging_reference(name: str) -> str:
+    """Return a name for an image that is not finished, which no other process uses."""
+    return f"{_STAGING}{name}:{_process()}"
+
+
 def reap() -> int:
-    """Remove containers of ours whose process is gone; return how many."""
+    """Remove containers and unfinished images of ours whose process is gone; return how many."""
     count = 0
     with connect() as client:
         for container in client.containers.list(all=True, filters={"label": _PROCESS_LABEL}):
             if _is_gone(container.labels[_PROCESS_LABEL]):
                 with contextlib.suppress(docker.errors.NotFound):
                     container.remove(force=True)
+                count += 1
+    for image in images():
+        for reference in image.references:
+            name, _, process = reference.rpartition(":")
+            if name.startswith(_STAGING) and _is_gone(process):
+                untag(reference)
                 count += 1
     return count
 
@@ -400,19 +412,21 @@ def leftovers() -> list[str]:
         return [str(container.name) for container in found]
 
 
-def _boot() -> str:
+def _home() -> str:
+    """Name what a process number means something in: this boot, and this PID namespace."""
     with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return "?"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().split("-")[0]
+        return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
+    return "unknown"
 
 
 def _process() -> str:
-    return f"{_boot()}/{os.getpid()}"
+    return f"{_home()}.{os.getpid()}"
 
 
 def _is_gone(process: str) -> bool:
-    boot, _, number = process.rpartition("/")
-    return boot == _boot() and not Path(f"/proc/{number}").exists()
+    home, _, number = process.rpartition(".")
+    return home == _home() and not Path(f"/proc/{number}").exists()
 
 
 def describe() -> dict[str, Any]:

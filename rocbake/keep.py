@@ -68,7 +68,7 @@ def make(one: Plan, *, workshop: Workshop, force: bool) -> Iterator[tuple[Entry,
 @contextlib.contextmanager
 def _loaded(what: Plan | Layer, image: Layout) -> Iterator[str]:
     """Bring an image into the engine under a name that nobody uses, for as long as it is tested."""
-    reference = f"{plan.REPOSITORY}/staging-{what.name}:{what.key[:12]}"
+    reference = engine.staging_reference(what.name)
     with log.step(f"Loading {what.name} into the engine"):
         engine.load(image, reference)
     try:
