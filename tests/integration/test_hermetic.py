@@ -37,7 +37,7 @@ def package(checkout):
 
 @pytest.fixture(autouse=True, scope="module")
 def filled_cache():
-    """The packages of `base` are in the user's cache: a build, or `invoke fetch`, put them there."""
+    """The packages of `base` are in the cache, as a build or `invoke fetch` leaves them."""
     from rocbake import fetch, lock, mirror, project  # noqa: PLC0415 - see what it is for
 
     base = lock.read_container(project.load().containers["base"])
