@@ -118,9 +118,11 @@ def _engine(useful: set[str], *, everything: bool) -> Iterator[Leftover]:
         if image.key in useful:
             continue
         for reference in image.references:
+            if engine.is_in_use(reference):
+                continue
             yield Leftover(
                 f"image {reference}",
-                "all was asked for" if everything else "the store has no artifact of it",
+                "all was asked for" if everything else "this store has no artifact of it",
                 image.size,
                 functools.partial(engine.untag, reference),
             )

@@ -381,6 +381,12 @@ def staging_reference(name: str) -> str:
     return f"{_STAGING}{name}:{_process()}"
 
 
+def is_in_use(reference: str) -> bool:
+    """Tell whether a name is of an unfinished image that a running process works on."""
+    name, _, process = reference.rpartition(":")
+    return name.startswith(_STAGING) and not _is_gone(process)
+
+
 def reap() -> int:
     """Remove containers and unfinished images of ours whose process is gone; return how many."""
     count = 0
@@ -392,8 +398,7 @@ def reap() -> int:
                 count += 1
     for image in images():
         for reference in image.references:
-            name, _, process = reference.rpartition(":")
-            if name.startswith(_STAGING) and _is_gone(process):
+            if reference.startswith(_STAGING) and not is_in_use(reference):
                 untag(reference)
                 count += 1
     return count

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rocbake.verify import Comparison
 
 _WIDE = 200
+_WIDTH_OF_OUTCOMES = 140
+_SHORT_DIGEST = 12
 
 
 class _Results(Console):
@@ -110,14 +112,18 @@ def outcomes(made: Sequence[Outcome], *, as_json: bool) -> None:
         )
         return
     table = _table("artifact", "", "size", "sha256", "lock", "seconds", right=("size", "seconds"))
+    console = _console()
+    # Whole where it fits or a program reads; a digest broken over lines helps nobody.
+    shown = None if console.width >= _WIDTH_OF_OUTCOMES else _SHORT_DIGEST
     for one in made:
         artifact, archive = one.entry.artifact, one.entry.artifact.archive
         rows = [(artifact.image.reference, artifact.image.size, artifact.image.config[7:])]
         if archive:
-            rows.append((archive.file_name, archive.size, archive.sha256))
+            rows.append(("  its archive, see below", archive.size, archive.sha256))
         for name, bytes_, sha256 in rows:
-            table.add_row(name, one.state, size(bytes_), sha256, one.recorded, f"{one.seconds:.1f}")
-    console = _console()
+            table.add_row(
+                name, one.state, size(bytes_), sha256[:shown], one.recorded, f"{one.seconds:.1f}"
+            )
     console.print(table)
     for one in made:
         if one.entry.archive_path:
@@ -212,8 +218,6 @@ def artifact(entry: Entry, *, as_json: bool) -> None:
             {"artifact": record.model_dump(mode="json", by_alias=True), "manifest": manifest}
         )
         return
-    table = _table("", "")
-    table.show_header = False
     archive = record.archive
     rows = {
         "recipe": f"{record.name} {record.version}",
@@ -235,11 +239,12 @@ def artifact(entry: Entry, *, as_json: bool) -> None:
         }
         for file in manifest["files"]:
             code = file["code_objects"]
-            told = ", ".join(f"{count} code objects for {name}" for name, count in code.items())
-            rows[f"  {file['path']}"] = f"{size(file['size'])}{', ' if told else ''}{told}"
+            told = "".join(f", {name} code: {count}" for name, count in code.items())
+            rows[f"  {file['path']}"] = f"{size(file['size'])}{told}"
+    # No table: a digest that a table breaks over lines cannot be copied.
+    width = max(map(len, rows))
     for key, value in rows.items():
-        table.add_row(key, value)
-    _console().print(table)
+        line(f"{key:{width}}  {value}")
     line(str(entry.folder))
 
 
