@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from invoke.collection import Collection
 
-from rocbake import command
-from rocbake.boundary import verb
+try:
+    from rocbake import command
+    from rocbake.boundary import verb
+except ModuleNotFoundError as missing:  # a checkout that is newer than its .venv, or has none
+    raise SystemExit(f"✗ {missing.name} is not installed here\n  → ./bootstrap") from missing
 
 if TYPE_CHECKING:
     from invoke.context import Context

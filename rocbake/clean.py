@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocbake import engine, lock, plan, target
+from rocbake import engine, golden, lock
 from rocbake.errors import EngineError, LockError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def find(project: Project, store: Store, cache: Cache, *, everything: bool) -> l
     """
     entries = store.entries()
     useful = entries if not everything else []
-    current = _current_keys(project, entries)
+    current = golden.current_keys(project, entries)
     if current is not None:
         useful = [entry for entry in useful if entry.artifact.key in current]
     found = list(_work(store))
@@ -55,30 +55,6 @@ def find(project: Project, store: Store, cache: Cache, *, everything: bool) -> l
     found += _engine({entry.artifact.key for entry in useful}, everything=everything)
     found += _cache(project, cache, everything=everything)
     return found
-
-
-def _current_keys(project: Project, entries: list[Entry]) -> set[str] | None:
-    """Return the keys that today's locks give for the artifacts' targets.
-
-    None while a lock is stale: nothing can be said then, and nothing of value goes by mistake.
-    """
-    keys: set[str] = set()
-    for recipe in project.recipes.values():
-        try:
-            locks, recipe_lock = lock.require_fresh(recipe.containers, recipe)
-        except LockError:
-            return None
-        sets = {entry.artifact.targets for entry in entries if entry.artifact.name == recipe.name}
-        # Its containers are of use whether or not it was built.
-        for names in sets or {("gfx1201",)}:
-            made = plan.make(
-                recipe,
-                target.parse_target_set([",".join(names)]),
-                locks=locks,
-                recipe_lock=recipe_lock,
-            )
-            keys |= {made.key, *(layer.key for layer in made.layers)}
-    return keys
 
 
 def _work(store: Store) -> Iterator[Leftover]:
@@ -117,7 +93,7 @@ def _engine(useful: set[str], *, everything: bool) -> Iterator[Leftover]:
     for image in images:
         if image.key in useful:
             continue
-        for reference in image.references:
+        for reference in image.references or (image.id,):
             if engine.is_in_use(reference):
                 continue
             yield Leftover(

@@ -134,14 +134,14 @@ def list_(*, targets: bool, as_json: bool) -> None:
     show.inventory(loaded, _store(loaded).entries(), as_json=as_json)
 
 
-def _entry(loaded: Project, targets: Sequence[str], recipe: str) -> Entry:
+def _entry(loaded: Project, verb: str, targets: Sequence[str], recipe: str) -> Entry:
     """Return the one artifact that today's locks give for a recipe and a target set."""
     names = [recipe] if recipe else list(loaded.recipes)
     if len(names) != 1:
         raise UsageError(f"name one recipe of {', '.join(names)}", hint="add --recipe NAME")
     made = _plans(loaded, targets, names)
     if len(made) != 1:
-        raise UsageError("name one target set", hint="invoke show --target gfx1201")
+        raise UsageError("name one target set", hint=f"invoke {verb} --target gfx1201")
     (one,) = made
     found = _store(loaded).find(one.name, one.tag, one.key)
     if found is None:
@@ -156,7 +156,7 @@ def show_(targets: Sequence[str], recipe: str, *, as_json: bool, build_log: bool
     """Print what is known of one artifact, or the log of its build."""
     _require_target("show", targets)
     loaded = project.load()
-    entry = _entry(loaded, targets, recipe)
+    entry = _entry(loaded, "show", targets, recipe)
     if build_log:
         show.build_log(entry)
     else:
@@ -171,7 +171,7 @@ def export(targets: Sequence[str], recipe: str, folder: str, *, image: bool) -> 
     if not folder:
         raise UsageError("no folder was named", hint="invoke export --target gfx1201 --to DIR")
     loaded = project.load()
-    entry = _entry(loaded, targets, recipe)
+    entry = _entry(loaded, "export", targets, recipe)
     for path in exporting.export(entry, Path(folder), image=image):
         show.line(str(path))
 

@@ -47,7 +47,7 @@ def examine(store: Store, cache: Cache) -> list[Finding]:
         ]
         return found
     found.append(
-        Finding("recipes", f"{len(loaded.recipes)} recipes on {len(loaded.containers)} containers")
+        Finding("recipes", ", ".join(loaded.recipes) + " on " + ", ".join(loaded.containers))
     )
     found += _locks(loaded)
     found += _mirrors(loaded)

@@ -191,7 +191,7 @@ def _understood(path: Path, pages: _Pages) -> Iterator[None]:
     """Turn whatever comes of a damaged file into one kind of error."""
     try:
         yield
-    except BuildError:
+    except (BuildError, ImportError):
         raise
     # The library has a dozen ways to fail on tables that make no sense, down to a TypeError.
     except Exception as error:

@@ -128,6 +128,9 @@ def _cli_environment() -> dict[str, str]:
     return kept | {
         "DOCKER_HOST": address(),
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+        # A layer that is not exported is only a step on the way. Without this, the engine's own
+        # builder keeps an image of each, under no name and with times of its own.
+        "BUILDX_NO_DEFAULT_LOAD": "1",
         "BUILDX_EXPERIMENTAL": "0",
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rocbake import lock, store
+from rocbake import lock, plan, store, target
 from rocbake.errors import LockError
 from rocbake.lock import Recorded
 
@@ -52,6 +52,30 @@ def compare(entry: Entry, recorded: Recorded) -> str | None:
     return None
 
 
+def current_keys(project: Project, entries: Sequence[Entry]) -> set[str] | None:
+    """Return the keys that today's locks give for the artifacts' targets.
+
+    None while a lock is stale: nothing can be said then, and nothing of value goes by mistake.
+    """
+    keys: set[str] = set()
+    for recipe in project.recipes.values():
+        try:
+            locks, recipe_lock = lock.require_fresh(recipe.containers, recipe)
+        except LockError:
+            return None
+        sets = {entry.artifact.targets for entry in entries if entry.artifact.name == recipe.name}
+        # Its containers are of use whether or not it was built.
+        for names in sets or {("gfx1201",)}:
+            made = plan.make(
+                recipe,
+                target.parse_target_set([",".join(names)]),
+                locks=locks,
+                recipe_lock=recipe_lock,
+            )
+            keys |= {made.key, *(layer.key for layer in made.layers)}
+    return keys
+
+
 def record(project: Project, kept: Store, names: Sequence[str]) -> dict[str, list[str]]:
     """Write the digests of stored artifacts into the locks that their plans came from.
 
@@ -59,12 +83,16 @@ def record(project: Project, kept: Store, names: Sequence[str]) -> dict[str, lis
         By name of container or recipe: the lines that tell what was recorded.
 
     Raises:
-        LockError: The store has no artifact of a name.
+        LockError: A lock is stale, or the store has nothing that today's locks name.
     """
+    entries = kept.entries()
+    current = current_keys(project, entries)
+    if current is None:
+        raise LockError("a lock is missing or stale", hint="invoke doctor  says which")
     changes: dict[str, list[str]] = {}
-    for entry in kept.entries():
+    for entry in entries:
         artifact = entry.artifact
-        if names and artifact.name not in names:
+        if artifact.key not in current or (names and artifact.name not in names):
             continue
         entry.check()
         recorded = Recorded(
@@ -79,15 +107,15 @@ def record(project: Project, kept: Store, names: Sequence[str]) -> dict[str, lis
             recipe_lock = lock.read_recipe(owner)
             merged = {**recipe_lock.recorded, artifact.tag: recorded}
             lock.write(recipe_lock.model_copy(update={"recorded": merged}), owner.folder)
-        elif artifact.name in project.containers:
+        else:
             container = project.containers[artifact.name]
             container_lock = lock.read_container(container)
             merged = {**container_lock.recorded, artifact.tag: recorded}
             lock.write(container_lock.model_copy(update={"recorded": merged}), container.folder)
-        else:
-            continue
         what = artifact.archive.sha256 if artifact.archive else artifact.image.config
         changes.setdefault(artifact.name, []).append(f"{artifact.tag}: {what}")
     if not changes:
-        raise LockError("the store has nothing to record", hint="invoke build --target gfx1201")
+        raise LockError(
+            "the store has nothing that these locks name", hint="invoke build --target gfx1201"
+        )
     return changes

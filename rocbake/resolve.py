@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from typing import TYPE_CHECKING, Self
 
-from rocbake import apt, engine, lock, log, record
+from rocbake import apt, engine, lock, log, mirror, record
 from rocbake.document import shown
 from rocbake.errors import EngineError, LockError, UsageError
 from rocbake.lock import ContainerLock, RecipeLock, SuiteLock
@@ -146,7 +146,12 @@ class Resolver:
     def _open(self, container: Container) -> apt.Indices:
         key = (str(container.keyring), container.archive)
         if key not in self._indices:
-            mirrors = self._mirrors.archives.get(container.archive.name, ())
+            # What has the past has it under a time, and a lock is made of what is there now.
+            mirrors = [
+                address
+                for address in self._mirrors.archives.get(container.archive.name, ())
+                if mirror.SNAPSHOT not in address
+            ]
             indices = apt.Indices(container.archive, keyring=container.keyring, mirrors=mirrors)
             with log.step(f"Fetching the indices of {container.archive.name}"):
                 self._stack.enter_context(indices)

@@ -88,7 +88,8 @@ def require_equal(comparisons: Sequence[Comparison]) -> None:
 
 def _compare(name: str, entry: Entry, made: Product, image: Layout) -> Comparison:
     artifact = entry.artifact
-    parts = f"{len(artifact.image.layers)} layers"
+    count = len(artifact.image.layers)
+    parts = f"{count} layer{'' if count == 1 else 's'}"
     if artifact.archive:
         parts += ", archive"
         difference, detail = _archive_difference(entry, made, made.folder / artifact.name)
