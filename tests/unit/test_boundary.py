@@ -1,5 +1,7 @@
 import inspect
 import os
+import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -27,8 +29,10 @@ def invoke(capfd):
 
     def invoke(*words):
         ended = 0
+        # Invoke uses up the help of a task; each command line gets tasks of its own.
+        namespace = runpy.run_path(str(project.ROOT / "tasks.py"))["namespace"]
         try:
-            Program(namespace=tasks.namespace, binary="invoke").run(["invoke", *words])
+            Program(namespace=namespace, binary="invoke").run(["invoke", *words])
         except SystemExit as end:
             ended = end.code
         return ended, *capfd.readouterr()
@@ -75,8 +79,9 @@ def test_help_tells_every_option_and_starts_nothing(invoke, calls, verb):
     ended, out, err = invoke(verb, "--help")
 
     assert (ended, err, calls) == (0, "", [])
-    assert all(option.help for option in tasks.namespace[verb].get_arguments())
-    assert tasks.namespace[verb].__doc__ in out
+    _, _, options = out.partition("\nOptions:\n")
+    assert re.findall(r"^  --\S+(?:=STRING)?$", options, re.MULTILINE) == [], "not explained"
+    assert " ".join(tasks.namespace[verb].__doc__.split()[:3]) in out
 
 
 @pytest.mark.parametrize("verb", VERBS)
