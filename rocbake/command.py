@@ -81,7 +81,7 @@ def lock(names: Sequence[str], *, check: bool, record: bool, as_json: bool) -> N
         raise UsageError("--check and --record exclude each other")
     loaded = project.load()
     if record:
-        show.changes(golden.record(loaded, _store(loaded), names), as_json=as_json)
+        show.changes(golden.record(loaded, _current(loaded, names)), as_json=as_json)
         return
     from rocbake.resolve import Resolver
 
@@ -94,6 +94,19 @@ def lock(names: Sequence[str], *, check: bool, record: bool, as_json: bool) -> N
             f"the wish or the archive has moved on: {', '.join(behind)}",
             hint="invoke lock " + " ".join(f"--name {name}" for name in behind),
         )
+
+
+def _current(loaded: Project, names: Sequence[str]) -> list[Entry]:
+    """Return the artifacts that today's locks name, of these recipes and containers or of all."""
+    entries = _store(loaded).entries()
+    keys = golden.current_keys(loaded, entries)
+    if keys is None:
+        raise LockError("a lock is missing or stale", hint="invoke doctor  says which")
+    return [
+        entry
+        for entry in entries
+        if entry.artifact.key in keys and (not names or entry.artifact.name in names)
+    ]
 
 
 def fetch(recipes: Sequence[str], *, offline: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rocbake.project import Project
-    from rocbake.store import Artifact, Entry, Store
+    from rocbake.store import Artifact, Entry
 
 
 def find(project: Project, artifact: Artifact) -> Recorded | None:
@@ -76,24 +76,23 @@ def current_keys(project: Project, entries: Sequence[Entry]) -> set[str] | None:
     return keys
 
 
-def record(project: Project, kept: Store, names: Sequence[str]) -> dict[str, list[str]]:
+def record(project: Project, entries: Sequence[Entry]) -> dict[str, list[str]]:
     """Write the digests of stored artifacts into the locks that their plans came from.
+
+    Args:
+        project: Whose locks are written.
+        entries: What is recorded; where two have one name and tag, the last one stays.
 
     Returns:
         By name of container or recipe: the lines that tell what was recorded.
 
     Raises:
-        LockError: A lock is stale, or the store has nothing that today's locks name.
+        BuildError: An artifact is damaged.
+        LockError: There is nothing to record.
     """
-    entries = kept.entries()
-    current = current_keys(project, entries)
-    if current is None:
-        raise LockError("a lock is missing or stale", hint="invoke doctor  says which")
     changes: dict[str, list[str]] = {}
     for entry in entries:
         artifact = entry.artifact
-        if artifact.key not in current or (names and artifact.name not in names):
-            continue
         entry.check()
         recorded = Recorded(
             key=artifact.key,
@@ -107,11 +106,13 @@ def record(project: Project, kept: Store, names: Sequence[str]) -> dict[str, lis
             recipe_lock = lock.read_recipe(owner)
             merged = {**recipe_lock.recorded, artifact.tag: recorded}
             lock.write(recipe_lock.model_copy(update={"recorded": merged}), owner.folder)
-        else:
+        elif artifact.name in project.containers:
             container = project.containers[artifact.name]
             container_lock = lock.read_container(container)
             merged = {**container_lock.recorded, artifact.tag: recorded}
             lock.write(container_lock.model_copy(update={"recorded": merged}), container.folder)
+        else:
+            continue
         what = artifact.archive.sha256 if artifact.archive else artifact.image.config
         changes.setdefault(artifact.name, []).append(f"{artifact.tag}: {what}")
     if not changes:

@@ -383,7 +383,7 @@ def test_container_is_shut_in_and_gone_afterwards(container):
     assert created["HostConfig"]["CapDrop"] == ["ALL"]
     assert created["HostConfig"]["ReadonlyRootfs"] is True
     assert created["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
-    assert created["Labels"]["dev.rocbake.process"].endswith(f"/{os.getpid()}")
+    assert created["Labels"]["dev.rocbake.process"].endswith(f".{os.getpid()}")
     assert removed(container)
 
 
@@ -414,28 +414,52 @@ def test_interrupted_container_is_gone(container):
     assert removed(container)
 
 
-def test_only_containers_of_dead_processes_of_this_boot_are_reaped(server):
+@pytest.fixture
+def processes():
+    """What names a process that is gone, this one, and one of another machine."""
     ended = subprocess.Popen(["true"])
     ended.wait()
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    processes = {
-        "dead": f"{boot}/{ended.pid}",
-        "ours": f"{boot}/{os.getpid()}",
-        "elsewhere": f"other-boot/{ended.pid}",
+    home = engine._home()
+    return {
+        "dead": f"{home}.{ended.pid}",
+        "ours": f"{home}.{os.getpid()}",
+        "elsewhere": f"other.{ended.pid}",
     }
+
+
+def test_only_what_dead_processes_of_this_boot_left_is_reaped(server, processes):
     server.answers["/containers/json"] = (200, [{"Id": name} for name in processes])
     for name, process in processes.items():
         attributes = {"Id": name, "Name": f"/{name}", "Image": "sha256:1"}
         attributes["Config"] = {"Labels": {"dev.rocbake.process": process}}
         server.answers[f"/containers/{name}/json"] = (200, attributes)
         server.answers[f"/containers/{name}"] = (204, {})
+    references = [f"rocbake/staging-x:{process}" for process in processes.values()]
+    references.append("rocbake/x:gfx1201")
+    server.answers["/images/json"] = (200, [{"Id": "sha256:1"}])
+    server.answers["/images/sha256:1/json"] = (
+        200,
+        {"Id": "sha256:1", "RepoTags": references, "Config": {"Labels": {"dev.rocbake.key": "k"}}},
+    )
+    for reference in references:
+        server.answers[f"/images/{reference}"] = (200, [])
 
-    assert engine.reap() == 1
+    assert engine.reap() == 2
 
-    assert [one[1] for one in server.requests if one[0] == "DELETE"] == ["/containers/dead"]
+    assert [one[1] for one in server.requests if one[0] == "DELETE"] == [
+        "/containers/dead",
+        f"/images/rocbake/staging-x:{processes['dead']}",
+    ]
     query = next(one[2] for one in server.requests if one[1] == "/containers/json")
     assert json.loads(query["filters"][0]) == {"label": ["dev.rocbake.process"]}
     assert query["all"] == ["1"]
+
+
+def test_an_unfinished_image_is_in_use_while_its_process_runs(processes):
+    assert engine.is_in_use(f"rocbake/staging-x:{processes['ours']}")
+    assert engine.is_in_use(f"rocbake/staging-x:{processes['elsewhere']}")
+    assert not engine.is_in_use(f"rocbake/staging-x:{processes['dead']}")
+    assert not engine.is_in_use("rocbake/x:gfx1201")
 
 
 # Building

@@ -19,7 +19,7 @@ def entry(kept, put):
 
 def recorded(checkout, entry):
     loaded = checkout.load()
-    golden.record(loaded, Store(entry.folder.parent.parent), [])
+    golden.record(loaded, [entry])
     return golden.find(loaded, entry.artifact)
 
 
@@ -57,7 +57,7 @@ def test_each_tag_is_recorded_beside_the_others(checkout, kept, entry, put):
     put(kept, key=B, tag="gfx1100")
     put(kept, name="sdk", key=B, tag="7.2.4", content=None)
 
-    changes = golden.record(checkout.load(), kept, [])
+    changes = golden.record(checkout.load(), kept.entries())
 
     assert sorted(changes) == ["sdk", "tool"]
     assert [line.partition(":")[0] for line in changes["tool"]] == ["gfx1100", "gfx1201"]
@@ -67,25 +67,18 @@ def test_each_tag_is_recorded_beside_the_others(checkout, kept, entry, put):
     assert (sdk.archive, sdk.files) == (None, {})
 
 
-def test_only_what_is_named_is_recorded(checkout, kept, entry, put):
-    put(kept, name="sdk", key=B, tag="7.2.4", content=None)
-
-    assert list(golden.record(checkout.load(), kept, ["sdk"])) == ["sdk"]
-    assert lock.read_recipe(checkout.load().recipes["tool"]).recorded == {}
-
-
 def test_artifact_of_no_recipe_is_left_out(checkout, kept, put):
     put(kept, name="gone")
 
-    with pytest.raises(LockError, match="nothing to record"):
-        golden.record(checkout.load(), kept, [])
+    with pytest.raises(LockError, match="nothing that these locks name"):
+        golden.record(checkout.load(), kept.entries())
 
 
 def test_damaged_artifact_is_not_recorded(checkout, kept, entry):
     entry.archive_path.write_bytes(b"damaged")
 
     with pytest.raises(BuildError, match="damaged since"):
-        golden.record(checkout.load(), kept, [])
+        golden.record(checkout.load(), kept.entries())
 
     assert lock.read_recipe(checkout.load().recipes["tool"]).recorded == {}
 
