@@ -160,7 +160,8 @@ def _write_repository(packages: tuple[Deb, ...], folder: Path, files: Mapping[st
         path = folder / deb.file_name
         shutil.copyfile(files[deb.sha256], path)
         path.chmod(0o644)
-        control = str(DebFile(str(path)).debcontrol()).rstrip()
+        with DebFile(str(path)) as package:
+            control = str(package.debcontrol()).rstrip()
         stanzas.append(
             f"{control}\nFilename: ./{deb.file_name}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
         )
