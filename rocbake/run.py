@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
@@ -97,7 +96,9 @@ def run(
             reader.join(max(0.0, deadline - time.monotonic()))
     result = Result(process.returncode, "".join(output.stdout), "".join(output.stderr))
     if check and result.returncode != 0:
-        raise error(_describe(words, result.returncode, list(output.tail), log_path))
+        # Nothing tells which of the two streams came first; why it failed stands in the second.
+        tail = [*output.stdout[-_TAIL_LINES:], *output.stderr[-_TAIL_LINES:]][-_TAIL_LINES:]
+        raise error(_describe(words, result.returncode, tail, log_path))
     return result
 
 
@@ -107,7 +108,6 @@ class _Output:
     def __init__(self, log: IO[str] | None, on_line: Callable[[str], None] | None) -> None:
         self.stdout: list[str] = []
         self.stderr: list[str] = []
-        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._log = log
         self._on_line = on_line
         self._turn = threading.Lock()
@@ -129,7 +129,6 @@ class _Output:
                 line = raw.decode("utf-8", "replace")
                 with self._turn:
                     kept.append(line)
-                    self.tail.append(line.rstrip("\n"))
                     if self._log:
                         with contextlib.suppress(ValueError):  # closed: we are past the end
                             self._log.write(line)
@@ -152,7 +151,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _describe(words: list[str], code: int, tail: list[str], log_path: Path | None) -> str:
     end = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
     lines = [f"{words[0]} failed ({end}): {shlex.join(words)}"]
-    lines += [f"  | {line}" for line in tail]
+    lines += [f"  | {line.rstrip()}" for line in tail]
     if log_path:
         lines.append(f"  whole log: {log_path}")
     return "\n".join(lines)
