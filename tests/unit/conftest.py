@@ -319,6 +319,17 @@ def checkout(tmp_path):
 
 
 @pytest.fixture
+def own_checkout(checkout, tmp_path, monkeypatch):
+    """Let verbs find the small project, and an empty cache, where they look for their own."""
+    load = project.load
+    monkeypatch.setattr(project, "load", lambda root=checkout.root: load(root))
+    monkeypatch.setattr(project, "ROOT", checkout.root)
+    monkeypatch.setenv("ROCBAKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(checkout.root)
+    return checkout
+
+
+@pytest.fixture
 def make_checkout():
     return Checkout
 
