@@ -88,8 +88,8 @@ def test_nothing_of_value_goes_while_a_lock_is_stale(find, kept, put, cache, che
     assert find() == []
 
 
-def test_everything_is_everything(find, kept, put, cache, checkout, held):
-    now = checkout.plan()
+def test_everything_is_everything(find, put, cache, checkout, held):
+    kept, now = Store(checkout.root / "artifacts"), checkout.plan()
     put(kept, key=now.key)
     source(checkout, cache, "apt 3.0 (amd64)")
     rootfs = cache.root / "rootfs"
