@@ -32,14 +32,13 @@ def test_hipcc_compiles_for_every_target_of_its_release(host, sdk, tmp_path):
     host.check_output(f"cat > /tmp/add.hip <<'EOF'\n{SOURCE}\nEOF")
 
     # Two at a time: one compiler works through its targets one by one.
+    first, second = (
+        f"hipcc {' '.join(f'--offload-arch={name}' for name in half)} "
+        f"-fuse-cuid=none -o add{number} add.hip"
+        for number, half in enumerate(halves)
+    )
     host.check_output(
-        "cd /tmp && "
-        + " & ".join(
-            f"hipcc {' '.join(f'--offload-arch={name}' for name in half)} "
-            f"-fuse-cuid=none -o add{number} add.hip"
-            for number, half in enumerate(halves)
-        )
-        + " & wait"
+        f"cd /tmp || exit; {first} & one=$!; {second} & two=$!; wait $one && wait $two"
     )
 
     assert len(names) > 20
