@@ -75,27 +75,22 @@ class Resolver:
             )
         chosen = names or known
         made: dict[str, ContainerLock] = {}
-        changes = []
+        resolved: list[tuple[Container | Recipe, ContainerLock | RecipeLock]] = []
         for container in self._project.containers.values():
             if container.name in chosen:
                 with log.step(f"Resolving {container.name}"):
                     made[container.name] = self._container(container, made)
-                changes.append(self._settle(container, made[container.name], write=write))
+                resolved.append((container, made[container.name]))
         for recipe in self._project.recipes.values():
             if recipe.name in chosen:
                 with log.step(f"Resolving {recipe.name}"):
-                    new = self._recipe(recipe)
-                changes.append(self._settle(recipe, new, write=write))
+                    resolved.append((recipe, self._recipe(recipe)))
+        changes = [_change(owner, new) for owner, new in resolved]
+        # Only now: a wish that cannot be answered must not leave locks of two moments behind.
+        for change, (owner, new) in zip(changes, resolved, strict=True):
+            if write and change.lines:
+                lock.write(new, owner.folder)
         return changes
-
-    def _settle(
-        self, owner: Container | Recipe, new: ContainerLock | RecipeLock, *, write: bool
-    ) -> Change:
-        """Compare a lock with the one that is there, and write it if it says something new."""
-        change = _change(owner, new)
-        if write and change.lines:
-            lock.write(new, owner.folder)
-        return change
 
     def _container(self, container: Container, made: dict[str, ContainerLock]) -> ContainerLock:
         indices = self._open(container)

@@ -181,7 +181,7 @@ def test_nothing_to_compare_with_is_told(rebuilt, monkeypatch):
     base = rebuilt.plan.layers[0]
     (rebuilt.kept.folder(base.name, base.tag, base.key) / "artifact.json").unlink()
 
-    with pytest.raises(UsageError, match="the store has no rocbake/base:.* of these locks"):
+    with pytest.raises(UsageError, match=r"the store has no rocbake/base:.* of these locks"):
         rebuilt.verify()
 
 
