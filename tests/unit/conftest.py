@@ -6,6 +6,7 @@ import http.server
 import io
 import itertools
 import json
+import shutil
 import socket
 import struct
 import tarfile
@@ -222,8 +223,11 @@ _PACKAGES = {
 class Checkout:
     """A project on disk, to be changed and read again."""
 
-    def __init__(self, root):
+    def __init__(self, root, like=None):
         self.root = root
+        if like:
+            shutil.copytree(like.root, root)
+            return
         for name, text in _FILES.items():
             self.write(name, text)
         for name in ("containers/shared/install.sh", "recipes/tool/build.sh"):
@@ -313,9 +317,14 @@ class Checkout:
         return plan.make(found, wanted, locks=locks, recipe_lock=recipe_lock)
 
 
+@pytest.fixture(scope="session")
+def _checkout(tmp_path_factory):
+    return Checkout(tmp_path_factory.mktemp("project") / "checkout")
+
+
 @pytest.fixture
-def checkout(tmp_path):
-    return Checkout(tmp_path / "checkout")
+def checkout(_checkout, tmp_path):
+    return Checkout(tmp_path / "checkout", like=_checkout)
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_name_that_bake_files_use_is_refused(checkout, name):
 
 def test_every_fault_of_every_file_is_told(checkout):
     checkout.edit(SMALL, "rocm: 7.2.4\n", "")
-    checkout.edit(SDK, "packages:", "pakages:")
+    checkout.edit(SDK, "packages:", "packs:")
     checkout.edit(SDK, "rocm: 7.2.4", "rocm: new")
     checkout.write("containers/top/container.yaml", "summary: s\nparent: sdk\npackages: []\n")
     checkout.write("containers/top/Dockerfile", "")
@@ -168,6 +168,6 @@ def test_every_fault_of_every_file_is_told(checkout):
     assert reasons(checkout) == [
         f"{SDK}:1:1: 'packages' is missing",
         f"{SDK}:4:7: rocm: String should match pattern '^[0-9]+(\\.[0-9]+)*$'; got text 'new'",
-        f"{SDK}:5:1: unknown key 'pakages'; did you mean 'packages'?",
+        f"{SDK}:5:1: unknown key 'packs'; did you mean 'packages'?",
         f"{SMALL}:1:1: 'provider' and 'rocm' go together",
     ]
