@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 from rocbake.errors import BuildError, RocbakeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _TAIL_LINES = 20
@@ -61,27 +61,15 @@ def run(
             holds the line to paste and the last lines of the output.
     """
     words = [os.fspath(argument) for argument in arguments]
-    try:
-        process = subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=None if env is None else dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as failed:
-        if isinstance(failed, FileNotFoundError) and failed.filename == words[0]:
-            raise error(
-                f"{words[0]} is not installed, or not on PATH", hint="./bootstrap"
-            ) from failed
-        raise error(f"{words[0]} cannot be run: {failed}") from failed
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_path.open("a", encoding="utf-8")) if log_path else None
         output = _Output(log, on_line)
-        readers = output.follow(process)
+        with _signals_held() as held:
+            process = _start(words, cwd=cwd, env=env, error=error)
+            readers = output.follow(process)
         try:
+            for number in held:
+                signal.raise_signal(number)
             process.wait(timeout)
         except subprocess.TimeoutExpired as late:
             _end(process)
@@ -100,6 +88,47 @@ def run(
         tail = [*output.stdout[-_TAIL_LINES:], *output.stderr[-_TAIL_LINES:]][-_TAIL_LINES:]
         raise error(_describe(words, result.returncode, tail, log_path))
     return result
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[list[int]]:
+    """Hold back what would end us, and give it: a program that is just starting is nobody's yet."""
+    held: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield held
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # what was not set by Python cannot be set again by it
+                signal.signal(number, handler)
+
+
+def _start(
+    words: list[str],
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    error: type[RocbakeError],
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as failed:
+        if isinstance(failed, FileNotFoundError) and failed.filename == words[0]:
+            raise error(
+                f"{words[0]} is not installed, or not on PATH", hint="./bootstrap"
+            ) from failed
+        raise error(f"{words[0]} cannot be run: {failed}") from failed
 
 
 class _Output:

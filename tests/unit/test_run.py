@@ -166,6 +166,34 @@ def test_interrupt_ends_what_runs(tmp_path):
     assert ends(written(tmp_path / "pid"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_a_program_starts_ends_it_too(tmp_path, monkeypatch, number):
+    class EndedError(BaseException):
+        pass
+
+    def end(*_):
+        raise EndedError
+
+    real = running._start
+
+    def slow(words, **options):
+        process = real(words, **options)
+        written(tmp_path / "pid")
+        signal.raise_signal(number)
+        return process
+
+    monkeypatch.setattr(running, "_start", slow)
+    before = signal.signal(number, end)
+    try:
+        with pytest.raises(EndedError):
+            sh("echo $$ > pid; sleep 60", cwd=tmp_path)
+        assert signal.getsignal(number) is end
+    finally:
+        signal.signal(number, before)
+
+    assert ends(written(tmp_path / "pid"))
+
+
 def test_log_is_added_to_line_by_line(tmp_path):
     log_path = tmp_path / "log"
     log_path.write_text("before\n")
