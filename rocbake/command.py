@@ -255,6 +255,6 @@ def check() -> None:
 
 def _hand_over(words: Sequence[str | Path]) -> None:
     """Run a program of this project's own whose output is for the person who asked."""
-    result = run.run(words, cwd=project.ROOT, on_line=log.say, check=False)
+    result = run.run(words, cwd=project.ROOT, on_line=show.line, check=False)
     if result.returncode != 0:
         raise BuildError(f"{Path(words[0]).name} ended with exit code {result.returncode}")

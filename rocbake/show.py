@@ -60,7 +60,7 @@ def size(count: int) -> str:
 
 def line(text: str) -> None:
     """Print one line of result as it is."""
-    print(text)  # noqa: T201 - results go to stdout
+    print(text, flush=True)  # noqa: T201 - results go to stdout
 
 
 def _print_json(value: object) -> None:
