@@ -51,7 +51,7 @@ def test_what_differs_between_checkouts_does_not_count(root):
 
     os.utime(root / "a", (1, 1))
     (root / "a").chmod(0o600)
-    (root / "b").chmod(0o664)
+    (root / "b").chmod(0o674)
     (root / "folder").chmod(0o775)
     root = root.rename(root.with_name("elsewhere"))
 
