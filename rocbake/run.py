@@ -170,11 +170,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End the whole group: first asked, then killed, also those that outlive the first of it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+    finally:
+        # Also when a second Ctrl-C cuts the patience short.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _describe(words: list[str], code: int, tail: list[str], log_path: Path | None) -> str:

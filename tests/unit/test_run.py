@@ -166,6 +166,26 @@ def test_interrupt_ends_what_runs(tmp_path):
     assert ends(written(tmp_path / "pid"))
 
 
+def test_second_interrupt_kills_what_is_deaf_to_the_first(tmp_path):
+    main = threading.get_ident()
+
+    def interrupt():
+        written(tmp_path / "pid")
+        signal.pthread_kill(main, signal.SIGINT)
+        written(tmp_path / "asked")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sh("trap 'echo 1 > asked' TERM; echo $$ > pid; while :; do sleep 0.05; done", cwd=tmp_path)
+    helper.join()
+
+    assert time.monotonic() - start < 5
+    assert ends(written(tmp_path / "pid"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_a_program_starts_ends_it_too(tmp_path, monkeypatch, number):
     class EndedError(BaseException):
