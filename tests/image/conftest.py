@@ -7,6 +7,7 @@ OCI layout lies, and the plan it was built from. `invoke build` runs these befor
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--subject") is None:
         raise pytest.UsageError("tests/image needs --subject; invoke build runs it with one")
+    # The default would end the process at once, and leave the container of the fixture running.
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=143))
 
 
 @pytest.fixture(scope="session")
