@@ -262,6 +262,7 @@ def load(layout: Layout, reference: str) -> None:
     """Bring an image into the engine under a name.
 
     Raises:
+        BuildError: The image cannot be read.
         EngineError: The engine does not take it.
     """
     reader, writer = os.pipe()
@@ -285,6 +286,12 @@ def load(layout: Layout, reference: str) -> None:
     sender.join()
     # What we failed to send comes first: the engine only says that the end is missing.
     if fault:
+        if isinstance(fault[0], OSError):
+            raise BuildError(
+                f"{reference} cannot be read: {fault[0].filename or layout.folder}: "
+                f"{fault[0].strerror or fault[0]}",
+                hint="invoke build --force",
+            ) from fault[0]
         raise fault[0]
     if refused:
         raise EngineError(f"the engine did not take {reference}: {refused[0]}")
@@ -306,15 +313,19 @@ def untag(reference: str) -> None:
 def images() -> list[Image]:
     """Return the images of ours, by their label."""
     with connect() as client:
-        return [
-            Image(
-                id=str(image.id),
-                references=tuple(image.tags),
-                size=int(image.attrs.get("Size", 0)),
-                key=image.labels[KEY_LABEL],
-            )
-            for image in client.images.list(filters={"label": KEY_LABEL})
-        ]
+        # Not client.images.list: it asks for each one again, and fails on what went meanwhile.
+        listed = client.api.images(filters={"label": KEY_LABEL})
+    return [
+        Image(
+            id=str(image["Id"]),
+            references=tuple(
+                name for name in image.get("RepoTags") or () if name != "<none>:<none>"
+            ),
+            size=int(image.get("Size", 0)),
+            key=image["Labels"][KEY_LABEL],
+        )
+        for image in listed
+    ]
 
 
 def run_container(
@@ -394,7 +405,10 @@ def reap() -> int:
     """Remove containers and unfinished images of ours whose process is gone; return how many."""
     count = 0
     with connect() as client:
-        for container in client.containers.list(all=True, filters={"label": _PROCESS_LABEL}):
+        # Another process may remove one of them while they are listed.
+        for container in client.containers.list(
+            all=True, filters={"label": _PROCESS_LABEL}, ignore_removed=True
+        ):
             if _is_gone(container.labels[_PROCESS_LABEL]):
                 with contextlib.suppress(docker.errors.NotFound):
                     container.remove(force=True)
@@ -414,10 +428,14 @@ def remove_container(name: str) -> None:
 
 
 def leftovers() -> list[str]:
-    """Return the names of all containers of ours."""
+    """Return the names of containers of ours whose process is gone."""
     with connect() as client:
-        found = client.containers.list(all=True, filters={"label": LABEL})
-        return [str(container.name) for container in found]
+        found = client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
+        return [
+            str(container.name)
+            for container in found
+            if _is_gone(container.labels.get(_PROCESS_LABEL, ""))
+        ]
 
 
 def _home() -> str:

@@ -319,21 +319,30 @@ def test_image_that_cannot_be_read_is_told(server, make_image):
     layout = oci.read(make_image({"a": b"1"}).folder)
     layout.path(layout.layers[0]).unlink()
 
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(BuildError, match="No such file") as caught:
         engine.load(layout, "rocbake/x:1")
+
+    assert str(layout.path(layout.layers[0])) in str(caught.value)
+    assert caught.value.hint == "invoke build --force"
 
 
 def test_images_of_ours_are_told(server):
-    server.answers["/images/json"] = (200, [{"Id": "sha256:1"}])
-    server.answers["/images/sha256:1/json"] = (
+    # What is listed may be gone a moment later, so none is asked for again.
+    labels = {"dev.rocbake.key": "k"}
+    server.answers["/images/json"] = (
         200,
-        {"Id": "sha256:1", "RepoTags": ["rocbake/x:1"], "Size": 5,
-         "Config": {"Labels": {"dev.rocbake.key": "k"}}},
-    )  # fmt: skip
+        [
+            {"Id": "sha256:1", "RepoTags": ["rocbake/x:1"], "Size": 5, "Labels": labels},
+            {"Id": "sha256:2", "RepoTags": None, "Size": 6, "Labels": labels},
+            {"Id": "sha256:3", "RepoTags": ["<none>:<none>"], "Size": 7, "Labels": labels},
+        ],
+    )
 
-    (image,) = engine.images()
-
-    assert image == engine.Image("sha256:1", ("rocbake/x:1",), 5, "k")
+    assert engine.images() == [
+        engine.Image("sha256:1", ("rocbake/x:1",), 5, "k"),
+        engine.Image("sha256:2", (), 6, "k"),
+        engine.Image("sha256:3", (), 7, "k"),
+    ]
     _, _, query = next(one for one in server.requests if one[1] == "/images/json")
     assert json.loads(query["filters"][0]) == {"label": ["dev.rocbake.key"]}
 
@@ -427,19 +436,29 @@ def processes():
     }
 
 
-def test_only_what_dead_processes_of_this_boot_left_is_reaped(server, processes):
-    server.answers["/containers/json"] = (200, [{"Id": name} for name in processes])
+def holds_containers(server, processes):
+    """Let the engine hold a container of each process, and list one that is gone by then."""
+    server.answers["/containers/json"] = (200, [{"Id": name} for name in [*processes, "gone"]])
     for name, process in processes.items():
         attributes = {"Id": name, "Name": f"/{name}", "Image": "sha256:1"}
         attributes["Config"] = {"Labels": {"dev.rocbake.process": process}}
         server.answers[f"/containers/{name}/json"] = (200, attributes)
         server.answers[f"/containers/{name}"] = (204, {})
+
+
+def test_containers_of_running_processes_are_not_left_over(server, processes):
+    holds_containers(server, processes)
+
+    assert engine.leftovers() == ["dead"]
+
+
+def test_only_what_dead_processes_of_this_boot_left_is_reaped(server, processes):
+    holds_containers(server, processes)
     references = [f"rocbake/staging-x:{process}" for process in processes.values()]
     references.append("rocbake/x:gfx1201")
-    server.answers["/images/json"] = (200, [{"Id": "sha256:1"}])
-    server.answers["/images/sha256:1/json"] = (
+    server.answers["/images/json"] = (
         200,
-        {"Id": "sha256:1", "RepoTags": references, "Config": {"Labels": {"dev.rocbake.key": "k"}}},
+        [{"Id": "sha256:1", "RepoTags": references, "Labels": {"dev.rocbake.key": "k"}}],
     )
     for reference in references:
         server.answers[f"/images/{reference}"] = (200, [])
