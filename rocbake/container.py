@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rocbake import dockerfile, document
-from rocbake.document import DocumentError, Problem
+from rocbake.document import Document, DocumentError, Problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,51 +113,58 @@ def load_all(root: Path) -> dict[str, Container]:
         DocumentError: Everything that is wrong with any of them, at once.
     """
     folders = sorted(path.parent for path in root.glob("containers/*/container.yaml"))
-    files: dict[str, ContainerFile] = {}
+    documents: dict[str, Document[ContainerFile]] = {}
     problems: list[Problem] = []
     for folder in folders:
         try:
-            files[folder.name] = document.load(folder / "container.yaml", ContainerFile)
+            documents[folder.name] = document.read(folder / "container.yaml", ContainerFile)
         except DocumentError as wrong:
             problems += wrong.problems
-    broken = {folder.name for folder in folders} - files.keys()
-    for name in files:
-        problems += _check(root / "containers" / name, files, broken)
+    broken = {folder.name for folder in folders} - documents.keys()
+    for name in documents:
+        problems += _check(name, documents, broken)
     if problems:
         raise DocumentError(problems)
     containers: dict[str, Container] = {}
 
     def add(name: str) -> Container:
         if name not in containers:
-            parent = files[name].parent
+            file = documents[name].value
             containers[name] = Container(
                 name=name,
                 folder=root / "containers" / name,
-                file=files[name],
-                parent=add(parent) if parent else None,
+                file=file,
+                parent=add(file.parent) if file.parent else None,
             )
         return containers[name]
 
-    for name in files:
+    for name in documents:
         add(name)
     return containers
 
 
-def _check(folder: Path, files: dict[str, ContainerFile], broken: set[str]) -> list[Problem]:
+def _check(
+    name: str, documents: dict[str, Document[ContainerFile]], broken: set[str]
+) -> list[Problem]:
     """Tell what only shows when a container is seen beside the others."""
-    file = files[folder.name]
-    found = check_name(folder.name)
+    here = documents[name]
+    file, folder = here.value, here.path.parent
+    found = [here.problem(message) for message in check_name(name)]
     if file.parent is None and file.archive is None:
-        found.append("'archive' is missing: a container without 'parent' says where packages are")
+        what = "'archive' is missing: a container without 'parent' says where packages are"
+        found.append(here.problem(what))
     if file.parent is not None and file.archive is not None:
-        found.append("'archive' is said by the root container alone, and 'parent' is given here")
+        what = "'archive' is said by the root container alone, and 'parent' is given here"
+        found.append(here.problem(what, "archive"))
     if file.archive and not (folder / file.archive.keyring).is_file():
-        found.append(f"archive.keyring: there is no {file.archive.keyring} beside it")
+        what = f"archive.keyring: there is no {file.archive.keyring} beside it"
+        found.append(here.problem(what, "archive", "keyring"))
     if (file.provider is None) != (file.rocm is None):
-        found.append("'provider' and 'rocm' go together")
-    found += _check_ancestry(folder.name, files, broken)
+        given = "provider" if file.provider else "rocm"
+        found.append(here.problem("'provider' and 'rocm' go together", given))
+    found += _check_ancestry(name, documents, broken)
     if found:
-        return [Problem(folder / "container.yaml", 1, 1, message) for message in found]
+        return found
     contexts = (file.parent, "packages", SHARED) if file.parent else ()
     return dockerfile.problems(folder / "Dockerfile", contexts=contexts)
 
@@ -171,19 +178,32 @@ def check_name(name: str) -> list[str]:
     return []
 
 
-def _check_ancestry(name: str, files: dict[str, ContainerFile], broken: set[str]) -> list[str]:
-    """Follow the parents of a container down to the root one."""
-    provider, above = files[name].provider, [name]
-    parent = files[name].parent
+def _check_ancestry(
+    name: str, documents: dict[str, Document[ContainerFile]], broken: set[str]
+) -> list[Problem]:
+    """Follow the parents of a container down to the root one.
+
+    What is wrong further down is told where that container names it, and not once more here.
+    """
+    here = documents[name]
+    provider, above = here.value.provider, [name]
+    parent = here.value.parent
     while parent is not None and parent not in broken:
-        if parent not in files:
-            near = difflib.get_close_matches(parent, files, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(files)}"
-            return [f"parent: there is no container {parent!r}; {advice}"]
-        if parent in above:
-            return [f"parent: goes round in a circle: {' -> '.join([*above, parent])}"]
-        if {provider, files[parent].provider} == {"debian", "amd"}:
-            return [f"provider: {provider}, but {parent} below it has another"]
+        if parent not in documents and len(above) > 1:
+            return []
+        if parent not in documents:
+            near = difflib.get_close_matches(parent, documents, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(documents)}"
+            return [here.problem(f"parent: there is no container {parent!r}; {advice}", "parent")]
+        if parent in above[1:]:
+            return []
+        if parent == name:
+            circle = " -> ".join([*above, parent])
+            return [here.problem(f"parent: goes round in a circle: {circle}", "parent")]
+        below = documents[parent].value
+        if {provider, below.provider} == {"debian", "amd"}:
+            what = f"provider: {provider}, but {parent} below it has another"
+            return [here.problem(what, "provider")]
         above.append(parent)
-        parent = files[parent].parent
+        parent = below.parent
     return []

@@ -10,7 +10,7 @@ import os
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -71,7 +71,26 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def load(path: Path, model: type[Model]) -> Model:
+@dataclass(frozen=True)
+class Document(Generic[Model]):
+    """One file's content, and where each part of it stands."""
+
+    path: Path
+    value: Model
+    _places: dict[Location, yaml.Mark]
+
+    def problem(self, message: str, *at: str | int) -> Problem:
+        """Tell of a fault in the value found by these keys; without any, in the whole file.
+
+        What does not stand there is told of where the nearest value around it stands.
+        """
+        if not at:
+            return Problem(self.path, 1, 1, message)
+        mark = _nearest(self._places, at)
+        return Problem(self.path, mark.line + 1, mark.column + 1, message)
+
+
+def read(path: Path, model: type[Model]) -> Document[Model]:
     """Read one YAML file into a model.
 
     Raises:
@@ -82,7 +101,7 @@ def load(path: Path, model: type[Model]) -> Model:
     if reader.problems:
         raise DocumentError(reader.problems)
     try:
-        return model.model_validate(value)
+        return Document(path, model.model_validate(value), reader.values)
     except ValidationError as invalid:
         problems = [
             reader.explain(error, model, value)
@@ -215,20 +234,21 @@ class _Reader:
             mark = self.values.get(at)
             message = error["msg"]
         else:
-            mark = self._nearest(at)
+            mark = _nearest(self.values, at)
             said = _WORDS.get(kind, error["msg"])
             name = ".".join(map(str, at))
             got = error["input"]
             message = f"{name}: {said}" if name else said
             if isinstance(got, (str, list, dict)) or got is None:
                 message += f"; got {_brief(got)}"
-        mark = mark or self._nearest(at)
+        mark = mark or _nearest(self.values, at)
         return Problem(self.path, mark.line + 1, mark.column + 1, message)
 
-    def _nearest(self, at: Location) -> yaml.Mark:
-        while at not in self.values:
-            at = at[:-1]
-        return self.values[at]
+
+def _nearest(places: dict[Location, yaml.Mark], at: Location) -> yaml.Mark:
+    while at not in places:
+        at = at[:-1]
+    return places[at]
 
 
 def _is_merge(key: yaml.Node) -> bool:

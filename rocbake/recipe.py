@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from rocbake import dockerfile, document
 from rocbake.container import Container, Name, Version, check_name
-from rocbake.document import DocumentError, Problem
+from rocbake.document import Document, DocumentError, Problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,22 +128,20 @@ def load_all(root: Path, containers: dict[str, Container] | None) -> dict[str, R
     problems: list[Problem] = []
     for path in sorted(root.glob("recipes/*/recipe.yaml")):
         try:
-            file = document.load(path, RecipeFile)
+            read = document.read(path, RecipeFile)
         except DocumentError as wrong:
             problems += wrong.problems
             continue
-        found = _check(path.parent, file, containers)
-        if found:
-            problems += [Problem(path, 1, 1, message) for message in found]
-            continue
-        if containers is None:
+        found = _check(read, containers)
+        problems += found
+        if found or containers is None:
             continue
         recipes[path.parent.name] = Recipe(
             name=path.parent.name,
             folder=path.parent,
-            file=file,
-            sdk=containers[file.sdk],
-            runtime=containers[file.runtime],
+            file=read.value,
+            sdk=containers[read.value.sdk],
+            runtime=containers[read.value.runtime],
         )
         problems += dockerfile.problems(path.parent / "Dockerfile", contexts=("runtime", "dist"))
     if recipes:
@@ -155,28 +153,29 @@ def load_all(root: Path, containers: dict[str, Container] | None) -> dict[str, R
     return recipes
 
 
-def _check(folder: Path, file: RecipeFile, containers: dict[str, Container] | None) -> list[str]:
+def _check(here: Document[RecipeFile], containers: dict[str, Container] | None) -> list[Problem]:
     """Tell what only shows when a recipe is seen beside the containers."""
-    found = check_name(folder.name)
+    file, folder = here.value, here.path.parent
+    found = [here.problem(message) for message in check_name(folder.name)]
     found += [
-        f"there is no {needed} beside it"
+        here.problem(f"there is no {needed} beside it")
         for needed in ("build.sh", "Dockerfile")
         if not (folder / needed).is_file()
     ]
     if containers is None:
         return found
     if folder.name in containers:
-        found.append(f"the name {folder.name!r} is a container's already; images share one space")
+        what = f"the name {folder.name!r} is a container's already; images share one space"
+        found.append(here.problem(what))
     for key in ("sdk", "runtime"):
         name = getattr(file, key)
         if name not in containers:
             near = difflib.get_close_matches(name, containers, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(containers)}"
-            found.append(f"{key}: there is no container {name!r}; {advice}")
+            found.append(here.problem(f"{key}: there is no container {name!r}; {advice}", key))
     if not found:
         sdk, runtime = containers[file.sdk], containers[file.runtime]
         if sdk.rocm != runtime.rocm:
-            found.append(
-                f"sdk {sdk.name} has ROCm {sdk.rocm}, but runtime {runtime.name} has {runtime.rocm}"
-            )
+            what = f"{sdk.name} has ROCm {sdk.rocm}, but runtime {runtime.name} has {runtime.rocm}"
+            found.append(here.problem(f"sdk {what}", "sdk"))
     return found

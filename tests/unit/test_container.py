@@ -58,17 +58,32 @@ def test_no_container_is_no_error(tmp_path):
 @pytest.mark.parametrize(
     ("file", "old", "new", "reason"),
     [
-        (SDK, "t: base", "t: bas", "parent: there is no container 'bas'; did you mean 'base'?"),
-        (SDK, "t: base", "t: x", "parent: there is no container 'x'; there are base, sdk, small"),
-        (SDK, "provider: debian\n", "", "'provider' and 'rocm' go together"),
-        (SDK, "rocm: 7.2.4\n", "", "'provider' and 'rocm' go together"),
-        (BASE, "keyring.asc", "other.asc", "archive.keyring: there is no other.asc beside it"),
+        (
+            SDK,
+            "t: base",
+            "t: bas",
+            "2:9: parent: there is no container 'bas'; did you mean 'base'?",
+        ),
+        (
+            SDK,
+            "t: base",
+            "t: x",
+            "2:9: parent: there is no container 'x'; there are base, sdk, small",
+        ),
+        (SDK, "provider: debian\n", "", "3:7: 'provider' and 'rocm' go together"),
+        (SDK, "rocm: 7.2.4\n", "", "3:11: 'provider' and 'rocm' go together"),
+        (
+            BASE,
+            "keyring.asc",
+            "other.asc",
+            "4:12: archive.keyring: there is no other.asc beside it",
+        ),
     ],
-)  # fmt: skip
+)
 def test_container_that_does_not_fit_is_refused(checkout, file, old, new, reason):
     checkout.edit(file, old, new)
 
-    assert reasons(checkout) == [f"{file}:1:1: {reason}"]
+    assert reasons(checkout) == [f"{file}:{reason}"]
 
 
 def test_archive_is_said_once(checkout):
@@ -77,7 +92,7 @@ def test_archive_is_said_once(checkout):
         stream.write("archive: {name: own, keyring: keyring.asc, suites: [{name: sid}]}\n")
 
     assert reasons(checkout) == [
-        f"{SDK}:1:1: 'archive' is said by the root container alone, and 'parent' is given here"
+        f"{SDK}:6:10: 'archive' is said by the root container alone, and 'parent' is given here"
     ]
 
 
@@ -114,21 +129,30 @@ def test_circle_is_refused(checkout):
     checkout.edit(SMALL, "parent: base", "parent: sdk")
 
     assert reasons(checkout) == [
-        f"{SDK}:1:1: parent: goes round in a circle: sdk -> small -> sdk",
-        f"{SMALL}:1:1: parent: goes round in a circle: small -> sdk -> small",
+        f"{SDK}:2:9: parent: goes round in a circle: sdk -> small -> sdk",
+        f"{SMALL}:2:9: parent: goes round in a circle: small -> sdk -> small",
     ]
 
 
 def test_parent_of_itself_is_refused(checkout):
     checkout.edit(SDK, "parent: base", "parent: sdk")
 
-    assert reasons(checkout) == [f"{SDK}:1:1: parent: goes round in a circle: sdk -> sdk"]
+    assert reasons(checkout) == [f"{SDK}:2:9: parent: goes round in a circle: sdk -> sdk"]
+
+
+@pytest.mark.parametrize("parent", ["none", "sdk"])
+def test_wrong_parent_is_told_where_it_stands_alone(checkout, parent):
+    checkout.write("containers/top/container.yaml", "summary: s\nparent: sdk\npackages: []\n")
+    checkout.write("containers/top/Dockerfile", "")
+    checkout.edit(SDK, "parent: base", f"parent: {parent}")
+
+    assert [line.partition(": ")[0] for line in reasons(checkout)] == [f"{SDK}:2:9"]
 
 
 def test_providers_do_not_mix(checkout):
     checkout.edit(SDK, "parent: base\nprovider: debian", "parent: small\nprovider: amd")
 
-    assert reasons(checkout) == [f"{SDK}:1:1: provider: amd, but small below it has another"]
+    assert reasons(checkout) == [f"{SDK}:3:11: provider: amd, but small below it has another"]
 
 
 def test_providers_do_not_mix_across_a_layer_without_one(checkout):
@@ -136,7 +160,7 @@ def test_providers_do_not_mix_across_a_layer_without_one(checkout):
     checkout.write("containers/between/Dockerfile", "")
     checkout.edit(SDK, "parent: base\nprovider: debian", "parent: between\nprovider: amd")
 
-    assert reasons(checkout) == [f"{SDK}:1:1: provider: amd, but small below it has another"]
+    assert reasons(checkout) == [f"{SDK}:3:11: provider: amd, but small below it has another"]
 
 
 @pytest.mark.parametrize("name", ["Sdk", "1sdk", "sdk_x", "sdk-", "sd..k"])
@@ -169,5 +193,5 @@ def test_every_fault_of_every_file_is_told(checkout):
         f"{SDK}:1:1: 'packages' is missing",
         f"{SDK}:4:7: rocm: String should match pattern '^[0-9]+(\\.[0-9]+)*$'; got text 'new'",
         f"{SDK}:5:1: unknown key 'packs'; did you mean 'packages'?",
-        f"{SMALL}:1:1: 'provider' and 'rocm' go together",
+        f"{SMALL}:3:11: 'provider' and 'rocm' go together",
     ]

@@ -27,7 +27,7 @@ def load(tmp_path, monkeypatch):
     def load(text, model=Anything):
         path = tmp_path / "file.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return document.load(path, model).model_dump()
+        return document.read(path, model).value.model_dump()
 
     return load
 
@@ -43,7 +43,7 @@ def test_bad_file_is_explained(path, monkeypatch):
     monkeypatch.chdir(path.parent)
 
     with pytest.raises(DocumentError) as caught:
-        document.load(path, MODELS[path.parts[-3]])
+        document.read(path, MODELS[path.parts[-3]])
 
     assert f"{caught.value}\n" == path.with_suffix(".txt").read_text()
     assert caught.value.exit_code == 2
@@ -104,7 +104,7 @@ def test_unreadable_file_is_explained(tmp_path, monkeypatch):
 
     for path, reason in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(DocumentError, match=f":1:1: cannot be read: {reason}"):
-            document.load(path, Anything)
+            document.read(path, Anything)
 
 
 def test_path_is_shown_as_it_would_be_typed(tmp_path, monkeypatch):
@@ -133,6 +133,25 @@ def test_problems_are_in_the_order_of_files_and_lines():
     said = [line.rpartition(" ")[2] for line in str(DocumentError(problems)).splitlines()]
 
     assert said == ["one", "two", "three", "four", "five"]
+
+
+def test_problem_stands_at_its_value(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("one: 1\nlist:\n  - {a: b}\n  - c\n<<: {merged: x}\n")
+    read = document.read(path, Anything)
+
+    def place(*at):
+        problem = read.problem("wrong", *at)
+        assert (problem.path, problem.message) == (path, "wrong")
+        return problem.line, problem.column
+
+    assert place() == (1, 1)
+    assert place("one") == (1, 6)
+    assert place("list", 0, "a") == (3, 9)
+    assert place("list", 1) == (4, 5)
+    assert place("list", 1, "absent") == (4, 5)
+    assert place("merged") == (5, 14)
+    assert place("absent") == (1, 1)
 
 
 # Whatever stands in a file, nothing but words comes of it
@@ -169,7 +188,7 @@ def test_any_file_is_read_or_explained(tmp_path, model, data):
 
 def problems_in(path, model):
     try:
-        document.load(path, model)
+        document.read(path, model)
     except DocumentError as wrong:
         return wrong.problems or pytest.fail("no reason given")
     return []

@@ -80,21 +80,29 @@ def test_files_are_what_a_build_may_see(checkout):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("sdk: sdk", "sdk: sd", "sdk: there is no container 'sd'; did you mean 'sdk'?"),
-        ("me: small", "me: x", "runtime: there is no container 'x'; there are base, sdk, small"),
-        ("runtime: small", "runtime: base", "sdk sdk has ROCm 7.2.4, but runtime base has None"),
+        ("sdk: sdk", "sdk: sd", "3:6: sdk: there is no container 'sd'; did you mean 'sdk'?"),
+        (
+            "me: small",
+            "me: x",
+            "4:10: runtime: there is no container 'x'; there are base, sdk, small",
+        ),
+        (
+            "runtime: small",
+            "runtime: base",
+            "3:6: sdk sdk has ROCm 7.2.4, but runtime base has None",
+        ),
     ],
-)  # fmt: skip
+)
 def test_recipe_that_does_not_fit_is_refused(checkout, old, new, reason):
     checkout.edit(TOOL, old, new)
 
-    assert reasons(checkout) == [f"{TOOL}:1:1: {reason}"]
+    assert reasons(checkout) == [f"{TOOL}:{reason}"]
 
 
 def test_sdk_and_runtime_have_one_rocm(checkout):
     checkout.edit("containers/small/container.yaml", "7.2.4", "7.2.5")
 
-    assert reasons(checkout) == [f"{TOOL}:1:1: sdk sdk has ROCm 7.2.4, but runtime small has 7.2.5"]
+    assert reasons(checkout) == [f"{TOOL}:3:6: sdk sdk has ROCm 7.2.4, but runtime small has 7.2.5"]
 
 
 def test_files_beside_it_are_missed(checkout):
@@ -132,5 +140,5 @@ def test_every_fault_of_every_recipe_is_told(checkout):
 
     assert [line.partition(": ")[0] for line in reasons(checkout)] == [
         "recipes/one/recipe.yaml:2:10",
-        "recipes/two/recipe.yaml:1:1",
+        "recipes/two/recipe.yaml:3:6",
     ]
