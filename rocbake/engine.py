@@ -434,7 +434,7 @@ def leftovers() -> list[str]:
         return [
             str(container.name)
             for container in found
-            if _is_gone(container.labels.get(_PROCESS_LABEL, ""))
+            if _is_left(container.labels.get(_PROCESS_LABEL, ""), container.status)
         ]
 
 
@@ -453,6 +453,12 @@ def _process() -> str:
 def _is_gone(process: str) -> bool:
     home, _, number = process.rpartition(".")
     return home == _home() and not Path(f"/proc/{number}").exists()
+
+
+def _is_left(process: str, status: str) -> bool:
+    """Tell whether a container's process is gone; one of an earlier boot is, if nothing runs."""
+    boot = _home().partition(".")[0]
+    return _is_gone(process) or (not process.startswith(f"{boot}.") and status == "exited")
 
 
 def describe() -> dict[str, Any]:

@@ -442,6 +442,7 @@ def holds_containers(server, processes):
     for name, process in processes.items():
         attributes = {"Id": name, "Name": f"/{name}", "Image": "sha256:1"}
         attributes["Config"] = {"Labels": {"dev.rocbake.process": process}}
+        attributes["State"] = {"Status": "running"}
         server.answers[f"/containers/{name}/json"] = (200, attributes)
         server.answers[f"/containers/{name}"] = (204, {})
 
@@ -450,6 +451,15 @@ def test_containers_of_running_processes_are_not_left_over(server, processes):
     holds_containers(server, processes)
 
     assert engine.leftovers() == ["dead"]
+
+
+def test_container_that_outlived_a_boot_is_left_over(server, processes):
+    holds_containers(server, processes)
+    for name in ("ours", "elsewhere"):
+        _, attributes = server.answers[f"/containers/{name}/json"]
+        attributes["State"] = {"Status": "exited"}
+
+    assert engine.leftovers() == ["dead", "elsewhere"]
 
 
 def test_only_what_dead_processes_of_this_boot_left_is_reaped(server, processes):
