@@ -6,12 +6,14 @@ Format: https://docs.docker.com/build/bake/reference/
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
 from rocbake.container import SHARED
-from rocbake.plan import Layer
+from rocbake.errors import BuildError
+from rocbake.plan import Layer, container_files, recipe_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
     from rocbake.source import Source
 
 DIST = "dist"
+_NO_SECOND_NAME = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+# The engine's client hands the user's proxies on to every step, credentials and all, unless told
+# otherwise. No step here has a network.
+_NO_PROXY = {
+    name: ""
+    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
+    for name in (proxy, proxy.lower())
+}
 ROOTFS = "rootfs.tar"
 _FOLDER_MODE = 0o755
 # Timestamps are clamped to the epoch, and each layer is compressed once, in a format that takes a
@@ -73,7 +83,7 @@ def _target(epoch: int, folder: str, *, labels: Mapping[str, str]) -> dict[str, 
         "dockerfile": "Dockerfile",
         "platforms": ["linux/amd64"],
         "network": "none",
-        "args": {"SOURCE_DATE_EPOCH": str(epoch)},
+        "args": {**_NO_PROXY, "SOURCE_DATE_EPOCH": str(epoch)},
         "attest": ["type=provenance,disabled=true", "type=sbom,disabled=true"],
         "labels": dict(labels),
     }
@@ -135,14 +145,36 @@ def lay_out(
         _copy(recipe.folder / relative, folder / "recipes" / plan.name / relative)
     (folder / "sources").mkdir()
     _link_all(plan.sources, folder / "sources", files)
+    _require_unchanged(plan, folder)
     # BuildKit takes the modes of folders, and those of copies, which the umask gave them.
     for path in (one for one in folder.rglob("*") if one.is_dir() and not one.is_symlink()):
         path.chmod(_FOLDER_MODE)
 
 
+def _require_unchanged(plan: Plan, folder: Path) -> None:
+    """Check that what was copied is what the plan's key stands for: files change while we fetch."""
+    changed = [
+        f"containers/{layer.name}"
+        for layer in plan.layers
+        if container_files(folder / "containers", layer.name) != layer.files
+    ]
+    recipe = folder / "recipes" / plan.name
+    copied = [path.relative_to(recipe) for path in recipe.rglob("*") if not path.is_dir()]
+    if recipe_files(folder / "recipes", plan.name, copied) != plan.files:
+        changed.append(f"recipes/{plan.name}")
+    if changed:
+        raise BuildError(
+            f"changed since the build began: {', '.join(changed)}",
+            hint="run the same command again",
+        )
+
+
 def _link_all(sources: Iterable[Source], folder: Path, files: Mapping[str, Path]) -> None:
     for source in sources:
-        _link(files[source.sha256], folder / source.file_name)
+        place = folder / source.file_name
+        if place.exists():
+            raise BuildError(f"two sources are called {source.file_name}: {source.label} is one")
+        _link(files[source.sha256], place)
 
 
 def _link(source: Path, destination: Path) -> None:
@@ -150,7 +182,11 @@ def _link(source: Path, destination: Path) -> None:
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, destination)
-    except OSError:
+    except OSError as failed:
+        # Anything else, such as a name that is taken, must not be written over: it may be a
+        # second name of a file in the cache.
+        if failed.errno not in _NO_SECOND_NAME:
+            raise
         shutil.copyfile(source, destination)
         destination.chmod(source.stat().st_mode)
 

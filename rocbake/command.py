@@ -233,8 +233,10 @@ def doctor(*, as_json: bool) -> None:
 
 def test(*, unit: bool) -> None:
     """Run this project's tests: the fast ones, or these and those that need the engine."""
-    words = [sys.executable, "-m", "pytest", "tests/unit"]
-    _hand_over([*words, *([] if unit else ["tests/integration"])])
+    words = [sys.executable, "-m", "pytest", "-q"]
+    _hand_over([*words, "tests/unit", "--numprocesses", "auto"])
+    if not unit:
+        _hand_over([*words, "tests/integration"])
 
 
 def check() -> None:

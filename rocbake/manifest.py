@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import os
+import posixpath
 import re
 import stat
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 # Where recipes are built (recipes/Dockerfile), and the names Clang gives what it makes on the way.
 _BUILD_PATH = re.compile(
-    rb"(?<![\w.@-])(/rocbake/(?:build|recipe|sources|dist)\b[\w./+-]*"
+    # A host's name may end in front of it, as in docker.io/rocbake; -I and -L may as well.
+    rb"(?<![\w.@][\w-])(/rocbake/(?:build|recipe|sources|dist)\b[\w./+-]*"
     rb"|/tmp/[\w.+-]+-[0-9a-f]{6,10}\.(?:o|s|bc|out|hipfb|cui)\b)"
 )
 _CHUNK = 1 << 20
@@ -121,6 +123,9 @@ def _entry(path: Path, root: Path, faults: list[str], facts: list[ElfFacts]) -> 
     name = path.relative_to(root).as_posix()
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
+        link = os.readlink(os.fsencode(path))  # noqa: PTH115 - bytes, as the search wants them
+        if match := _BUILD_PATH.search(link):
+            faults.append(f"{name}: leads to a path of the build: {match.group(1).decode()}")
         return FileEntry(path=name, mode="0777", link=str(path.readlink()))
     if stat.S_ISDIR(status.st_mode):
         return None
@@ -148,9 +153,9 @@ def _entry(path: Path, root: Path, faults: list[str], facts: list[ElfFacts]) -> 
 def _elf(facts: ElfFacts, name: str, faults: list[str]) -> ElfEntry:
     rpath = (*facts.rpath, *facts.runpath)
     faults += [
-        f"{name}: RPATH {entry!r} is not below $ORIGIN"
+        f"{name}: RPATH {entry!r} leads out of the archive, or is not told from $ORIGIN"
         for entry in rpath
-        if not re.fullmatch(r"\$(ORIGIN|\{ORIGIN\})(/.*)?", entry)
+        if not _stays_inside(entry, name)
     ]
     return ElfEntry(
         soname=facts.soname,
@@ -158,6 +163,15 @@ def _elf(facts: ElfFacts, name: str, faults: list[str]) -> ElfEntry:
         rpath=rpath,
         versions=elf.newest_versions([facts]),
     )
+
+
+def _stays_inside(rpath: str, name: str) -> bool:
+    """Tell whether an RPATH of a member begins with $ORIGIN and ends in the archive."""
+    origin = re.fullmatch(r"\$(?:ORIGIN|\{ORIGIN\})((?:/.*)?)", rpath)
+    if not origin:
+        return False
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(name), f".{origin.group(1)}"))
+    return place != ".." and not place.startswith("../")
 
 
 def _wrong_targets(entries: list[FileEntry], plan: Plan) -> list[str]:

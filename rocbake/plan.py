@@ -15,7 +15,7 @@ from rocbake.container import SHARED
 from rocbake.source import Deb, Sha256, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rocbake.container import Container
     from rocbake.lock import ContainerLock, RecipeLock
@@ -131,7 +131,6 @@ def make(
     for container in recipe.containers:
         below = layers[container.parent.name] if container.parent else None
         layers[container.name] = _layer(container, locks[container.name], below)
-    shared = recipe.folder.parent / "Dockerfile"
     content = {
         "name": recipe.name,
         "version": recipe.file.version,
@@ -139,12 +138,7 @@ def make(
         "tag": targets.tag,
         "epoch": max(layer.epoch for layer in layers.values()),
         "rocm": rocm,
-        "files": digest.sha256_json(
-            [
-                digest.sha256_files(recipe.folder, recipe.files()),
-                digest.sha256_files(shared.parent, [shared.relative_to(shared.parent)]),
-            ]
-        ),
+        "files": recipe_files(recipe.folder.parent, recipe.name, recipe.files()),
         "sources": recipe_lock.sources,
         "layers": tuple(layers.values()),
         "sdk": recipe.sdk.name,
@@ -163,17 +157,27 @@ def _layer(container: Container, lock: ContainerLock, below: Layer | None) -> La
         epoch=lock.epoch,
         snapshot=lock.snapshot,
         lock=lock.digest,
-        files=_container_files(container),
+        files=container_files(container.folder.parent, container.name),
         packages=lock.packages,
         key=below.key if below else "",
     )
     return keyless.model_copy(update={"key": _key(keyless)})
 
 
-def _container_files(container: Container) -> str:
-    root = container.folder.parent
+def recipe_files(root: Path, name: str, relative: Iterable[Path]) -> str:
+    """Return the digest of a recipe's files and of the Dockerfile that recipes share."""
+    return digest.sha256_json(
+        [
+            digest.sha256_files(root / name, relative),
+            digest.sha256_files(root, [Path("Dockerfile")]),
+        ]
+    )
+
+
+def container_files(root: Path, name: str) -> str:
+    """Return the digest of a container's Dockerfile and the scripts that containers share."""
     scripts = [path.relative_to(root) for path in (root / SHARED).glob("*.sh")]
-    return digest.sha256_files(root, [Path(container.name) / "Dockerfile", *scripts])
+    return digest.sha256_files(root, [Path(name) / "Dockerfile", *scripts])
 
 
 def _key(keyless: Plan | Layer) -> str:

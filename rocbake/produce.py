@@ -70,11 +70,11 @@ def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Works
     work.mkdir()
     log_path = work / stores.LOG
     root = plan.layers[0]
-    kept = workshop.cache.root / stores.ROOTFS / f"{rootfs.key(root)}.tar"
-    tar = work / "rootfs.tar" if workshop.fresh else kept
-    if not tar.exists():
+    kept = work if workshop.fresh else workshop.cache.root / stores.ROOTFS
+    tar = rootfs.find(root, kept)
+    if tar is None:
         with log.step(f"Making the root file system from {len(root.packages)} packages"):
-            rootfs.make(root, tar, files=files, log_path=log_path)
+            tar = rootfs.keep(root, kept, files=files, log_path=log_path)
     bake.lay_out(plan, workshop.project, work, files=files, rootfs=tar)
     bake_file = work / "bake.json"
     description = bake.describe(plan, [layer.name for layer in exports])

@@ -78,7 +78,10 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
     if not shutil.which("mmdebstrap"):
         raise BuildError("mmdebstrap is not installed, or not on PATH", hint="./bootstrap")
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="rocbake-rootfs-") as folder:
+    # Where it ends up there is room, as was checked; /tmp may be in memory. As an unprivileged
+    # user mmdebstrap unpacks under other user numbers, which may not enter one's home.
+    place = destination.parent if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory(prefix=".rocbake-rootfs-", dir=place) as folder:
         # mmdebstrap unshares as another user where it is not root, who must reach this.
         Path(folder).chmod(0o755)
         # What is made in it would inherit this, and whatever sets no mode would have another one.
@@ -168,6 +171,30 @@ def _write_repository(packages: tuple[Deb, ...], folder: Path, files: Mapping[st
     index = folder / "Packages"
     index.write_text("\n".join(stanzas), encoding="utf-8")
     index.chmod(0o644)
+
+
+def find(layer: Layer, folder: Path) -> Path | None:
+    """Return the tar that is kept in a folder for this layer, if its bytes are still its own."""
+    tar = folder / f"{key(layer)}.tar"
+    note = tar.with_suffix(".sha256")
+    if not (tar.is_file() and note.is_file()):
+        return None
+    return tar if digest.sha256_file(tar) == note.read_text().strip() else None
+
+
+def keep(layer: Layer, folder: Path, *, files: Mapping[str, Path], log_path: Path) -> Path:
+    """Make the tar and keep it in a folder, with its SHA-256 beside it; see make().
+
+    The digest is written last and taken away first: a tar without one is never used.
+    """
+    tar = folder / f"{key(layer)}.tar"
+    note = tar.with_suffix(".sha256")
+    note.unlink(missing_ok=True)
+    make(layer, tar, files=files, log_path=log_path)
+    partial = note.with_name(f".{note.name}.{os.getpid()}")
+    partial.write_text(f"{digest.sha256_file(tar)}\n")
+    partial.replace(note)
+    return tar
 
 
 def key(layer: Layer) -> str:

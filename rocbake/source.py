@@ -33,9 +33,10 @@ class Deb(_Source):
 
     kind: Literal["deb"] = "deb"
     archive: str = "debian"
-    name: str
-    version: str
-    architecture: str
+    # Debian Policy 5.6.1, 5.6.12 and 5.6.8; none of them can leave a folder.
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+    version: Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z.+:~-]*$")]
+    architecture: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
     path: ArchivePath
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rocbake import bake
+from rocbake.errors import BuildError
 
 GOLDEN = Path(__file__).parent.parent / "data" / "plan" / "bake.json"
 
@@ -178,3 +179,56 @@ def test_file_on_another_file_system_is_copied(checkout, tmp_path, monkeypatch):
     assert data.st_nlink == 1
     assert stat.S_IMODE(data.st_mode) == 0o444
     assert (work / "sources/data.tar").read_bytes()
+
+
+def test_two_sources_of_one_name_are_refused_and_neither_is_touched(checkout, tmp_path):
+    made = checkout.plan()
+    package = made.layers[-1].packages[0]
+    twin = package.model_copy(update={"sha256": "0" * 64})
+    layer = made.layers[-1].model_copy(update={"packages": (package, twin)})
+    made = made.model_copy(update={"layers": (*made.layers[:-1], layer)})
+    files = checkout.files(checkout.plan(), tmp_path / "cache")
+    files["0" * 64] = tmp_path / "other"
+    files["0" * 64].write_bytes(b"other")
+    before = files[package.sha256].read_bytes()
+    rootfs = tmp_path / "rootfs.tar"
+    rootfs.write_bytes(b"root")
+    work = tmp_path / "work"
+    work.mkdir()
+
+    with pytest.raises(BuildError, match=f"two sources are called {package.file_name}"):
+        bake.lay_out(made, checkout.load(), work, files=files, rootfs=rootfs)
+
+    assert files[package.sha256].read_bytes() == before
+
+
+def test_a_name_that_is_taken_is_not_written_over(tmp_path):
+    first, second, place = tmp_path / "first", tmp_path / "second", tmp_path / "place"
+    first.write_bytes(b"first")
+    second.write_bytes(b"second")
+    bake._link(first, place)
+
+    with pytest.raises(FileExistsError):
+        bake._link(second, place)
+
+    assert first.read_bytes() == b"first"
+
+
+def test_what_changed_since_the_plan_was_made_is_refused(checkout, tmp_path):
+    made = checkout.plan()
+    loaded = checkout.load()
+    script = loaded.recipes[made.name].folder / "build.sh"
+    script.write_text(f"{script.read_text()}# later\n")
+    dockerfile = loaded.containers[made.sdk].folder / "Dockerfile"
+    dockerfile.write_text(f"{dockerfile.read_text()}# later\n")
+
+    with pytest.raises(BuildError) as refused:
+        laid_out(checkout, tmp_path, made)
+
+    assert f"recipes/{made.name}" in str(refused.value)
+    assert f"containers/{made.sdk}" in str(refused.value)
+
+
+def test_no_proxy_of_the_user_reaches_a_step(described):
+    for one in described["target"].values():
+        assert one["args"]["HTTPS_PROXY"] == one["args"]["https_proxy"] == ""

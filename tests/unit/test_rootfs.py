@@ -181,3 +181,25 @@ def test_bytes_do_not_change_with_the_form_of_the_tar(layer, checkout, tmp_path,
         made.append(make(layer, checkout, tmp_path).read_bytes())
 
     assert made[0] == made[1]
+
+
+def test_what_is_kept_is_found_until_it_changes(layer, checkout, tmp_path, mmdebstrap):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    assert rootfs.find(layer, kept) is None
+
+    path = rootfs.keep(
+        layer, kept, files=checkout.files(checkout.plan(), tmp_path / "c"), log_path=tmp_path / "l"
+    )
+
+    assert rootfs.find(layer, kept) == path
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert rootfs.find(layer, kept) is None
+
+
+def test_a_tar_without_its_digest_is_not_used(layer, tmp_path):
+    (tmp_path / f"{rootfs.key(layer)}.tar").write_bytes(b"cut off")
+
+    assert rootfs.find(layer, tmp_path) is None

@@ -51,3 +51,19 @@ def test_damaged_source_is_refused(wrong):
 def test_unknown_kind_is_refused():
     with pytest.raises(ValidationError):
         TypeAdapter(Source).validate_python({**SUM, "kind": "oci"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("name", "../x"), ("name", "a/b"), ("version", "../1"), ("version", "1 2"),
+     ("architecture", "../amd64")],
+)  # fmt: skip
+def test_package_never_leaves_its_folder(field, value):
+    package = {
+        "name": "libx1", "version": "1:2.0+b1~x-1", "architecture": "amd64",
+        "sha256": "0" * 64, "size": 1, "path": "pool/x.deb",
+    }  # fmt: skip
+    assert "/" not in Deb(**package).file_name
+
+    with pytest.raises(ValidationError):
+        Deb(**package | {field: value})
