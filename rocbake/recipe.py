@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
@@ -162,6 +163,7 @@ def _check(here: Document[RecipeFile], containers: dict[str, Container] | None) 
         for needed in ("build.sh", "Dockerfile")
         if not (folder / needed).is_file()
     ]
+    found += _check_file_names(here)
     if containers is None:
         return found
     if folder.name in containers:
@@ -178,4 +180,23 @@ def _check(here: Document[RecipeFile], containers: dict[str, Container] | None) 
         if sdk.rocm != runtime.rocm:
             what = f"{sdk.name} has ROCm {sdk.rocm}, but runtime {runtime.name} has {runtime.rocm}"
             found.append(here.problem(f"sdk {what}", "sdk"))
+    return found
+
+
+def _check_file_names(here: Document[RecipeFile]) -> list[Problem]:
+    """Tell which sources would have one name below /rocbake/sources; some only the lock knows."""
+    found: list[Problem] = []
+    seen: set[str] = set()
+    for index, wish in enumerate(here.value.sources):
+        match wish:
+            case UrlWish():
+                key, name = "url", unquote(urlsplit(wish.url).path.rpartition("/")[2])
+            case PypiWish(file=str(name)):
+                key = "file"
+            case _:
+                continue
+        if name in seen:
+            what = f"sources.{index}.{key}: another source is called {name} as well"
+            found.append(here.problem(what, "sources", index, key))
+        seen.add(name)
     return found

@@ -99,6 +99,18 @@ def test_recipe_that_does_not_fit_is_refused(checkout, old, new, reason):
     assert reasons(checkout) == [f"{TOOL}:{reason}"]
 
 
+def test_sources_have_names_of_their_own(checkout):
+    with (checkout.root / TOOL).open("a") as stream:
+        stream.write("  - url: https://example.invalid/other/data.tar?raw=1\n")
+        stream.write("  - {pypi: data, version: 1.0, file: data.tar}\n")
+        stream.write("  - url: https://example.invalid/data.tar.gz\n")
+
+    assert reasons(checkout) == [
+        f"{TOOL}:7:10: sources.1.url: another source is called data.tar as well",
+        f"{TOOL}:8:38: sources.2.file: another source is called data.tar as well",
+    ]
+
+
 def test_sdk_and_runtime_have_one_rocm(checkout):
     checkout.edit("containers/small/container.yaml", "7.2.4", "7.2.5")
 
