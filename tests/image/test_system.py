@@ -76,15 +76,6 @@ def test_no_network_tool_is_there(as_root):
     assert [tool for tool in tools if as_root.exists(tool)] == []
 
 
-def test_no_network_reaches_the_tests(as_root):
-    devices = as_root.check_output("cat /proc/net/dev").splitlines()[2:]
-
-    # Tunnels that the kernel makes in every namespace are down, and have carried nothing.
-    assert [
-        line for line in devices if not line.strip().startswith("lo:") and line.split()[1] != "0"
-    ] == []
-
-
 @pytest.mark.parametrize(
     "name", ["HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "LD_PRELOAD", "HIP_PATH", "ROCM_PATH"]
 )
