@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocbake import archive, log, oci, produce, run, store
-from rocbake.errors import ReproError, UsageError
+from rocbake.errors import ReproError, RocbakeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,17 +108,26 @@ def _archive_difference(entry: Entry, made: Product, folder: Path) -> tuple[str 
     for path in sorted({*first, *second}):
         if first.get(path) != second.get(path):
             told = f"archive: {path}: sha256 {first.get(path)}, and again {second.get(path)}"
-            return told, _diffoscope(entry, made, folder, path)
+            return told, _detail(entry, made, folder, path)
     return f"archive: sha256 {recorded.sha256}, and again {made.archive.sha256}", None
 
 
-def _diffoscope(entry: Entry, made: Product, folder: Path, path: str) -> str | None:
-    """Return diffoscope's view of one file, if diffoscope is installed."""
+def _detail(entry: Entry, made: Product, folder: Path, path: str) -> str | None:
+    """Return diffoscope's view of one file, if diffoscope is installed, or why there is none."""
     if not shutil.which("diffoscope") or entry.archive_path is None:
         return None
-    unpacked = folder / "unpacked"
+    packed = (entry.archive_path, folder / made.archive.file_name)
+    try:
+        return _diffoscope(packed, folder / "unpacked", path)
+    except (RocbakeError, OSError) as failed:
+        # That there is a difference is what counts; a longer view of it is a courtesy.
+        return f"no view from diffoscope: {failed}"
+
+
+def _diffoscope(archives: Sequence[Path], unpacked: Path, path: str) -> str | None:
+    unpacked.mkdir(parents=True)
     sides = []
-    for number, packed in enumerate((entry.archive_path, folder / made.archive.file_name)):
+    for number, packed in enumerate(archives):
         side = unpacked / str(number)
         archive.unpack(packed, side)
         stem = packed.name.removesuffix(".tar.zst")
@@ -126,7 +135,11 @@ def _diffoscope(entry: Entry, made: Product, folder: Path, path: str) -> str | N
     result = run.run(
         ["diffoscope", "--text", "-", *sides], timeout=_DIFFOSCOPE_SECONDS, check=False
     )
-    return "\n".join(result.stdout.splitlines()[:_DIFFOSCOPE_LINES])
+    # 1 is its word for a difference.
+    if result.returncode not in {0, 1}:
+        said = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
+        return f"no view from diffoscope: {said[-1]}"
+    return "\n".join(result.stdout.splitlines()[:_DIFFOSCOPE_LINES]) or None
 
 
 def image_difference(first: Layout, second: Layout) -> str | None:

@@ -1,11 +1,12 @@
 import gzip
 import io
+import os
 import tarfile
 from types import SimpleNamespace
 
 import pytest
 
-from rocbake import engine, oci, produce, verify
+from rocbake import archive, engine, oci, produce, verify
 from rocbake.cache import Cache
 from rocbake.errors import BuildError, ReproError, UsageError
 from rocbake.store import Store
@@ -119,7 +120,8 @@ def rebuilt(checkout, tmp_path, put, make_image, monkeypatch):
     for layer in plan.layers:
         put(kept, name=layer.name, tag=layer.tag, key=layer.key, content=None, with_image=True)
     entry = put(kept, key=plan.key, files={"bin/x": b"1", "bin/y": b"1"}, with_image=True)
-    second = SimpleNamespace(plan=plan, kept=kept, entry=entry, differs=None)
+    second = SimpleNamespace(plan=plan, kept=kept, entry=entry, differs=None,
+                             content=b"other")  # fmt: skip
 
     def build(one, exports, work, **_):
         work.mkdir()
@@ -128,14 +130,15 @@ def rebuilt(checkout, tmp_path, put, make_image, monkeypatch):
             content = b"other" if second.differs == what.name else what.name.encode()
             made = make_image({"etc/name": content}, folder=work / what.name / "image")
             images[what.name] = oci.read(made.folder)
-        archive = entry.artifact.archive
+        packed = entry.artifact.archive
         (work / "tool/manifest.json").write_bytes((entry.folder / "manifest.json").read_bytes())
         if second.differs == "archive":
-            other = put(Store(tmp_path / "other"), content=b"other", files={"bin/x": b"1",
-                        "bin/y": b"2"})  # fmt: skip
-            archive = other.artifact.archive
+            other = put(Store(tmp_path / "other"), content=second.content,
+                        files={"bin/x": b"1", "bin/y": b"2"})  # fmt: skip
+            (work / "tool/tool.tar.zst").write_bytes(second.content)
+            packed = other.artifact.archive
             (work / "tool/manifest.json").write_bytes((other.folder / "manifest.json").read_bytes())
-        return produce.Product(work, images, archive, work / "log")
+        return produce.Product(work, images, packed, work / "log")
 
     monkeypatch.setattr(produce, "produce", build)
     monkeypatch.setattr(engine, "connect", None)
@@ -174,6 +177,60 @@ def test_second_build_of_something_else_is_told_and_kept(rebuilt, what, told):
     assert len(wrong) == 1
     assert wrong[0].difference.startswith(told)
     assert len(list((rebuilt.kept.root / ".work").iterdir())) == 1
+
+
+@pytest.fixture
+def diffoscope(tmp_path, monkeypatch):
+    """Install a diffoscope that does what a test says, and let archives be real ones."""
+    monkeypatch.setattr(archive, "unpack", unpack)
+    monkeypatch.setattr(verify, "_DIFFOSCOPE_SECONDS", 0.5)
+
+    def install(script):
+        program = tmp_path / "bin/diffoscope"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        monkeypatch.setattr(verify.shutil, "which", lambda _: str(program))
+
+    return install
+
+
+def unpack(packed, destination):
+    if b"broken" in packed.read_bytes():
+        raise BuildError("damaged")
+    destination.mkdir()  # as the real one: not its parents
+    (destination / "tool/bin").mkdir(parents=True)
+    (destination / "tool/bin/y").write_bytes(packed.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("script", "detail"),
+    [
+        ('shift 2; cat "$@"; exit 1', "archiveother"),
+        ("echo oops >&2; exit 2", "no view from diffoscope: oops"),
+        ("kill -SEGV $$", "no view from diffoscope: exit code -11"),
+        ("sleep 60", "no view from diffoscope: took more than 0.5 s"),
+    ],
+)
+def test_difference_is_told_whatever_becomes_of_diffoscope(rebuilt, diffoscope, script, detail):
+    diffoscope(script)
+    rebuilt.differs = "archive"
+
+    (wrong,) = [one for one in rebuilt.verify() if one.difference]
+
+    assert wrong.difference.startswith("archive: bin/y: sha256 ")
+    assert wrong.detail.startswith(detail)
+
+
+def test_difference_is_told_where_the_archive_cannot_be_unpacked(rebuilt, diffoscope):
+    diffoscope("true")
+    rebuilt.differs, rebuilt.content = "archive", b"broken"
+
+    (wrong,) = [one for one in rebuilt.verify() if one.difference]
+
+    assert wrong.difference.startswith("archive: bin/y: sha256 ")
+    assert wrong.detail == "no view from diffoscope: damaged"
 
 
 def test_nothing_to_compare_with_is_told(rebuilt, monkeypatch):
