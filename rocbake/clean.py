@@ -51,29 +51,30 @@ def find(project: Project, store: Store, cache: Cache, *, everything: bool) -> l
     if current is not None:
         useful = [entry for entry in useful if entry.artifact.key in current]
     found = list(_work(store))
-    found += _artifacts([entry for entry in entries if entry not in useful], everything=everything)
+    useless = [entry for entry in entries if entry not in useful]
+    found += _artifacts(store, useless, everything=everything)
     found += _engine({entry.artifact.key for entry in useful}, everything=everything)
     found += _cache(project, cache, everything=everything)
     return found
 
 
 def _work(store: Store) -> Iterator[Leftover]:
-    for path in sorted((store.root / ".work").glob("*")):
+    for path in store.works():
         yield Leftover(
             f"work {path.name}",
             "inputs and rest of a build",
             _size(path),
-            functools.partial(shutil.rmtree, path),
+            functools.partial(store.remove_work, path),
         )
 
 
-def _artifacts(entries: list[Entry], *, everything: bool) -> Iterator[Leftover]:
+def _artifacts(store: Store, entries: list[Entry], *, everything: bool) -> Iterator[Leftover]:
     for entry in entries:
         yield Leftover(
             f"artifact {entry.folder.parent.name}/{entry.folder.name}",
             "all was asked for" if everything else "its recipe or lock has changed since",
             _size(entry.folder),
-            functools.partial(shutil.rmtree, entry.folder),
+            functools.partial(store.remove, entry),
         )
 
 

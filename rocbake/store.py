@@ -16,7 +16,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rocbake import digest
@@ -179,6 +179,45 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f"{name}.lock"):
             yield
+
+    def remove(self, entry: Entry) -> None:
+        """Take an artifact out of the store; one that is cut off leaves nothing that is listed."""
+        with self.only_one(entry.artifact.key), contextlib.suppress(FileNotFoundError):
+            gone = self.work(f"old-{entry.folder.parent.name}-{entry.folder.name}")
+            entry.folder.replace(gone)
+            shutil.rmtree(gone)
+
+    def works(self) -> list[Path]:
+        """Return what is left of work in progress that no process is at."""
+        return [path for path in sorted((self.root / ".work").glob("*")) if self._free(path.name)]
+
+    def remove_work(self, path: Path) -> None:
+        """Remove what is left of work in progress, unless a process has taken it up since."""
+        with contextlib.ExitStack() as stack:
+            for guard in self._guards(path.name):
+                try:
+                    stack.enter_context(FileLock(guard, timeout=0))
+                except Timeout:
+                    return
+            if path.exists():
+                shutil.rmtree(path)
+
+    def _free(self, work: str) -> bool:
+        try:
+            for guard in self._guards(work):
+                with FileLock(guard, timeout=0):
+                    pass
+        except Timeout:
+            return False
+        return True
+
+    def _guards(self, work: str) -> list[Path]:
+        """Return the locks that were ever taken for a piece of work: its own name, or its key."""
+        folder = self.root / ".locks"
+        own = folder / f"{work}.lock"
+        key = work.rpartition("-")[2] if work.startswith("old-") else ""
+        swaps = folder.glob(f"{key}*.lock") if len(key) == _KEY_LENGTH else ()
+        return [path for path in (own, *swaps) if path.exists()]
 
 
 def file_digests(folder: Path) -> dict[str, str]:

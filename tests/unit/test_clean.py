@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from rocbake import clean, command, digest, engine
+from rocbake import clean, command, digest, engine, store
 from rocbake.cache import Cache
 from rocbake.errors import EngineError
 from rocbake.store import Store
@@ -123,6 +123,49 @@ def test_rest_of_a_build_goes(find, kept):
 
     found.remove()
     assert not work.exists()
+
+
+@pytest.mark.parametrize(
+    ("work", "guard"),
+    [
+        ("tool-gfx1201", "tool-gfx1201"),
+        ("verify-tool-gfx1201", "verify-tool-gfx1201"),
+        ("old-tool-gfx1201-bbbbbbbbbbbb", "b" * 64),
+    ],
+)
+def test_work_of_a_running_build_stays(find, kept, work, guard):
+    kept.work(work).mkdir()
+    (early,) = find()
+
+    with kept.only_one(guard):
+        assert find() == []
+        # It began after the list was made.
+        early.remove()
+        assert kept.root.joinpath(".work", work).exists()
+
+    (late,) = find()
+    late.remove()
+    late.remove()
+    assert not kept.root.joinpath(".work", work).exists()
+
+
+def test_artifact_whose_removal_is_cut_off_is_not_listed(find, kept, put, monkeypatch):
+    def killed(_):
+        raise KeyboardInterrupt
+
+    put(kept, key="b" * 64)
+    (found,) = find()
+    with monkeypatch.context() as patch:
+        patch.setattr(store.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            found.remove()
+
+    assert kept.entries() == []
+    (rest,) = find()
+    assert rest.what == "work old-tool-gfx1201-bbbbbbbbbbbb"
+    found.remove()
+    rest.remove()
+    assert find() == []
 
 
 def test_sources_in_no_lock_go(find, cache, checkout):
