@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from rocbake.cache import Cache
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """\
 summary: A program that says a few words
@@ -118,6 +120,18 @@ def checkout(tmp_path, base):
     made = make_checkout(tmp_path / "checkout")
     shutil.copytree(base, made.root / "artifacts" / "base", copy_function=os.link)
     return made
+
+
+@pytest.fixture
+def bare_cache(tmp_path):
+    """A cache with every source that this machine's has, but no kept root file system."""
+    root = tmp_path / "bare-cache"
+    try:
+        shutil.copytree(Cache().root / "sha256", root / "sha256", copy_function=os.link)
+    except OSError:  # another file system
+        shutil.rmtree(root)
+        shutil.copytree(Cache().root / "sha256", root / "sha256")
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import docker.errors
 import pytest
 
 from rocbake import archive, engine, oci
@@ -131,10 +133,12 @@ def test_a_failed_image_test_keeps_nothing(checkout):
     assert not any("staging-words" in name for one in engine.images() for name in one.references)
 
 
+@pytest.mark.parametrize("phase", ["build", "image tests"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_leaves_nothing_half_done(checkout, number, code):
+def test_an_interrupt_leaves_nothing_half_done(checkout, number, code, phase):
     script = checkout.recipe / "build.sh"
-    script.write_text(f"{script.read_text()}sleep 1000\n")
+    if phase == "build":
+        script.write_text(f"{script.read_text()}sleep 1000\n")
     running = subprocess.Popen(
         checkout.command("build", "--target", "gfx1201"),
         cwd=checkout.root,
@@ -143,9 +147,12 @@ def test_an_interrupt_leaves_nothing_half_done(checkout, number, code):
         stderr=subprocess.PIPE,
         text=True,
     )
-    log = checkout.root / "artifacts/.work/words-gfx1201/build.log"
-    wait_for(lambda: log.exists() and "/rocbake/recipe/build.sh" in log.read_text(), running)
-    time.sleep(1)
+    if phase == "build":
+        log = checkout.root / "artifacts/.work/words-gfx1201/build.log"
+        wait_for(lambda: log.exists() and "/rocbake/recipe/build.sh" in log.read_text(), running)
+        time.sleep(1)
+    else:
+        wait_for(lambda: containers_of(running.pid), running)
 
     running.send_signal(number)
     _, talk = running.communicate(timeout=60)
@@ -153,12 +160,33 @@ def test_an_interrupt_leaves_nothing_half_done(checkout, number, code):
     assert running.returncode == code
     assert "nothing is half-written" in talk
     assert checkout.artifacts() == []
-    assert engine.leftovers() == []
-    wait_for(lambda: not processes_named("sleep 1000"))
+    wait_for(lambda: not leftovers_of(running.pid), seconds=15)
+    wait_for(lambda: not processes_named("sleep 1000"), seconds=15)
 
 
-def wait_for(condition, running=None):
-    deadline = time.monotonic() + 120
+def containers_of(process):
+    """Return the images whose containers are there, of those that one process did not finish."""
+    found = []
+    with engine.connect() as client:
+        for one in client.api.containers(all=True, filters={"label": engine.LABEL}):
+            with contextlib.suppress(docker.errors.NotFound):
+                # What it was started from; the list names an image without a name by its digest.
+                found.append(client.api.inspect_container(one["Id"])["Config"]["Image"])
+    return [one for one in found if is_staged(one, process)]
+
+
+def leftovers_of(process):
+    """Return what is left in the engine of one process; another build's is no business of ours."""
+    images = [name for one in engine.images() for name in one.references]
+    return containers_of(process) + [one for one in images if is_staged(one, process)]
+
+
+def is_staged(reference, process):
+    return reference.startswith("rocbake/staging-") and reference.endswith(f".{process}")
+
+
+def wait_for(condition, running=None, seconds=120):
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         assert running is None or running.poll() is None, running.communicate()
@@ -172,46 +200,78 @@ def processes_named(words):
     return found.stdout.split()
 
 
-def test_killed_at_any_moment_the_next_run_ends_with_the_same_bytes(checkout):
-    """SIGKILL, so that nobody can clean up; what is listed in between is whole or absent."""
-    start = time.monotonic()
-    whole = checkout.build()
-    seconds = time.monotonic() - start
-    chance = random.Random(20261030)
-    shutil.rmtree(checkout.root / "artifacts" / "words")
+@pytest.mark.timeout(900)
+def test_killed_at_any_moment_the_next_run_ends_with_the_same_bytes(
+    checkout, empty_checkout, bare_cache
+):
+    """SIGKILL, so that nobody can clean up; what is listed in between is whole or absent.
 
-    for _ in range(KILLS):
+    Each third round has no image of `base` and no root file system to start from, so that the long
+    steps that make those are killed as well.
+    """
+    empty_checkout.env["ROCBAKE_CACHE"] = str(bare_cache)
+    chance = random.Random(20261030)
+    rounds = []
+    for made in (checkout, empty_checkout):
+        start = time.monotonic()
+        whole = made.build()
+        rounds.append((made, time.monotonic() - start))
+        forget(made)
+    killed = {checkout.root: 0, empty_checkout.root: 0}
+    processes = []
+
+    for number in range(KILLS):
+        made, seconds = rounds[number % 3 == 0]
         running = subprocess.Popen(
-            checkout.command("build", "--target", "gfx1201"),
-            cwd=checkout.root,
-            env=os.environ | checkout.env,
+            made.command("build", "--target", "gfx1201"),
+            cwd=made.root,
+            env=os.environ | made.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        processes.append(running.pid)
         try:
             running.wait(chance.uniform(0, seconds))
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
-        for listed in checkout.artifacts():
+            killed[made.root] += 1
+        for listed in json.loads(made.invoke("list", "--json").stdout)["artifacts"]:
             folder = Path(listed["folder"])
             oci.read(folder / "image").verify()
-            list(archive.read_members(folder / listed["archive"]["file_name"]))
-            # So that the next round has something to interrupt again.
-            shutil.rmtree(folder)
+            if listed["archive"]:
+                list(archive.read_members(folder / listed["archive"]["file_name"]))
+        # So that the next round has something to interrupt again.
+        forget(made)
 
+    assert sum(killed.values()) >= KILLS / 2
+    assert killed[empty_checkout.root] >= KILLS // 3 / 2
     assert digests(checkout.build()) == digests(whole)
-    assert engine.leftovers() == []
+    assert digests(empty_checkout.build()) == digests(whole)
+    # A test run whose build was killed ends by itself.
+    wait_for(lambda: not any(map(leftovers_of, processes)))
 
 
-def test_a_build_needs_no_network(checkout):
-    """In a namespace with nothing but a loopback device; the engine's own socket aside."""
+def forget(made):
+    """Remove from a checkout's store and own cache what a build makes anew."""
+    shutil.rmtree(made.root / "artifacts" / "words", ignore_errors=True)
+    if "ROCBAKE_CACHE" in made.env:
+        shutil.rmtree(made.root / "artifacts" / "base", ignore_errors=True)
+        shutil.rmtree(Path(made.env["ROCBAKE_CACHE"], "rootfs"), ignore_errors=True)
+
+
+def test_a_build_needs_no_network(base, empty_checkout, bare_cache):
+    """In a namespace with nothing but a loopback device; the engine's own socket aside.
+
+    With nothing but the sources to start from; `base` is here so that they are in the cache.
+    """
     done = subprocess.run(
         ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh",
-         *checkout.command("build", "--target", "gfx1201", "--json")],
-        cwd=checkout.root,
+         *empty_checkout.command("build", "--target", "gfx1201", "--json")],
+        cwd=empty_checkout.root,
+        env=os.environ | {"ROCBAKE_CACHE": str(bare_cache)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -219,4 +279,5 @@ def test_a_build_needs_no_network(checkout):
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert [one["state"] for one in json.loads(done.stdout)] == ["built"]
+    assert [one["state"] for one in json.loads(done.stdout)] == ["built", "built"]
+    assert "Making the root file system" in done.stderr
