@@ -212,7 +212,7 @@ def inventory(loaded: Project, entries: Sequence[Entry], *, as_json: bool) -> No
 def artifact(entry: Entry, *, as_json: bool) -> None:
     """Print what is known of one artifact."""
     record = entry.artifact
-    manifest = json.loads((entry.folder / store.MANIFEST).read_bytes())
+    manifest = store.read_manifest(entry.folder)
     if as_json:
         _print_json(
             {"artifact": record.model_dump(mode="json", by_alias=True), "manifest": manifest}
@@ -250,7 +250,7 @@ def artifact(entry: Entry, *, as_json: bool) -> None:
 
 def build_log(entry: Entry) -> None:
     """Print the log of an artifact's build."""
-    line((entry.folder / store.LOG).read_text(encoding="utf-8", errors="replace"))
+    line(store.read_log(entry.folder))
 
 
 def comparisons(made: Sequence[Comparison], *, as_json: bool) -> None:

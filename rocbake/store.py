@@ -14,12 +14,12 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rocbake import digest
+from rocbake import digest, log
 from rocbake.errors import BuildError, UsageError
 from rocbake.source import Sha256
 
@@ -117,12 +117,18 @@ class Store:
         self.root = root
 
     def entries(self) -> list[Entry]:
-        """Return every whole artifact, newest last; what is being written is never among them."""
+        """Return every whole artifact, newest last; what is being written is never among them.
+
+        A record that cannot be read is warned of and left out.
+        """
         found = []
         for record in sorted(self.root.glob(f"*/*/{RECORD}")):
             if record.parent.name.startswith(".") or record.parent.parent.name.startswith("."):
                 continue
-            found.append(Entry(record.parent, _read(record)))
+            try:
+                found.append(Entry(record.parent, _read(record)))
+            except UsageError as damaged:
+                log.warn(damaged.for_humans())
         return sorted(found, key=lambda entry: (entry.artifact.built_at, str(entry.folder)))
 
     def find(self, name: str, tag: str, key: str) -> Entry | None:
@@ -222,16 +228,65 @@ class Store:
 
 def file_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in an artifact's archive, as its manifest lists them."""
-    files = json.loads((folder / MANIFEST).read_bytes())["files"]
-    return {entry["path"]: entry["sha256"] for entry in files if entry["sha256"]}
+    try:
+        return {
+            entry["path"]: entry["sha256"]
+            for entry in read_manifest(folder)["files"]
+            if entry["sha256"]
+        }
+    except (KeyError, TypeError) as wrong:
+        raise _damaged(folder / MANIFEST, f"no list of files: {wrong}") from wrong
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what the manifest.json of an artifact says.
+
+    Raises:
+        BuildError: There is none, or it is none.
+    """
+    path = folder / MANIFEST
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as wrong:
+        raise _damaged(path, wrong.strerror or str(wrong)) from wrong
+    except (ValueError, RecursionError) as wrong:
+        raise _damaged(path, f"not JSON: {wrong}") from wrong
+    missing = {"files", "needed", "versions"} - set(value if isinstance(value, dict) else ())
+    if missing:
+        raise _damaged(path, f"no {', '.join(sorted(missing))}")
+    return dict(value)
+
+
+def read_log(folder: Path) -> str:
+    """Return the log of an artifact's build.
+
+    Raises:
+        UsageError: It was kept without one, or the log is gone.
+    """
+    path = folder / LOG
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as wrong:
+        raise UsageError(
+            f"{path}: no log of the build: {wrong.strerror}", hint="invoke build --force"
+        ) from wrong
+
+
+def _damaged(path: Path, why: str) -> BuildError:
+    return BuildError(f"{path}: damaged since it was stored: {why}", hint="invoke build --force")
 
 
 def _read(record: Path) -> Artifact:
     try:
         return Artifact.model_validate_json(record.read_bytes())
     except (OSError, ValidationError) as wrong:
+        why = str(wrong)
+        if isinstance(wrong, ValidationError):
+            first = wrong.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            why = f"{place}: {first['msg']}" if place else first["msg"]
         raise UsageError(
-            f"{record}: not the record of an artifact: {str(wrong).splitlines()[0]}",
+            f"{record}: not the record of an artifact: {why}",
             hint=f"move {record.parent} away and run invoke build again",
         ) from wrong
 

@@ -145,16 +145,61 @@ def test_container_has_no_archive(kept, put):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"schema": 2}', "\N{SNOWMAN}", "[" * 20000])
-def test_damaged_record_is_told(kept, put, text):
+def test_damaged_record_is_told(kept, put, text, capsys):
     entry = put(kept, key=KEY)
     (entry.folder / "artifact.json").write_text(text)
 
+    good = put(kept, name="other", key=OTHER)
+
+    assert kept.entries() == [good], "one that is damaged hides no other"
+    told = capsys.readouterr().err
+    assert "not the record of an artifact" in told
+    assert str(entry.folder) in told
     with pytest.raises(UsageError, match="not the record of an artifact") as caught:
-        kept.entries()
-    with pytest.raises(UsageError, match="not the record of an artifact"):
+        kept.find("tool", "gfx1201", KEY)
+    assert str(entry.folder) in caught.value.hint
+    assert "validation error" not in str(caught.value)
+
+
+def test_what_a_record_lacks_is_spelled_out(kept, put):
+    record = put(kept, key=KEY).folder / "artifact.json"
+    value = json.loads(record.read_text())
+    del value["image"]["config"]
+    record.write_text(json.dumps(value))
+
+    with pytest.raises(UsageError, match=r"artifact: image\.config: Field required$"):
         kept.find("tool", "gfx1201", KEY)
 
-    assert str(entry.folder) in caught.value.hint
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "[" * 20000, "\xff"])
+def test_damaged_manifest_is_told(kept, put, text):
+    entry = put(kept, key=KEY)
+    path = entry.folder / "manifest.json"
+    path.unlink()
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+
+    for read in (store.read_manifest, store.file_digests):
+        with pytest.raises(BuildError, match=r"manifest\.json: damaged since") as caught:
+            read(entry.folder)
+        assert caught.value.hint == "invoke build --force"
+
+
+def test_manifest_without_digests_is_told(kept, put):
+    entry = put(kept, key=KEY)
+    (entry.folder / "manifest.json").write_text('{"files": [1], "needed": 0, "versions": 0}')
+
+    with pytest.raises(BuildError, match="no list of files"):
+        store.file_digests(entry.folder)
+
+
+def test_log_that_is_gone_is_told(kept, put):
+    entry = put(kept, key=KEY)
+    assert store.read_log(entry.folder) == "log of the build\n"
+    (entry.folder / "build.log").unlink()
+
+    with pytest.raises(UsageError, match=r"build\.log: no log of the build"):
+        store.read_log(entry.folder)
 
 
 def test_work_starts_from_nothing(kept):
