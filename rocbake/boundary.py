@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -41,10 +42,7 @@ class Verb(Task[Any]):
             # A reader that has left shows here, and not when the interpreter ends.
             sys.stdout.flush()
         except RocbakeError as error:
-            if os.environ.get("ROCBAKE_DEBUG"):
-                traceback.print_exc()
-            log.fail(error.for_humans())
-            raise Exit(code=error.exit_code) from error
+            raise _end_with(error) from error
         except KeyboardInterrupt as interrupt:
             log.fail("interrupted; what was finished is kept, nothing is half-written")
             raise Exit(code=_INTERRUPTED) from interrupt
@@ -55,6 +53,10 @@ class Verb(Task[Any]):
             # Whoever read our results has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise Exit(code=128 + signal.SIGPIPE) from closed
+        except OSError as error:
+            if error.errno is None:  # a library's own: none of the system's sentences
+                raise
+            raise _end_with(_explain(error)) from error
         else:
             return result
 
@@ -79,6 +81,30 @@ class Verb(Task[Any]):
                 hint=f"invoke {self.name} --help",
             )
         kwargs["dry_run"] = True
+
+
+def _end_with(error: RocbakeError) -> Exit:
+    """Tell an error, and return what ends the process with its code."""
+    if os.environ.get("ROCBAKE_DEBUG"):
+        traceback.print_exc()
+    log.fail(error.for_humans())
+    return Exit(code=error.exit_code)
+
+
+def _explain(error: OSError) -> RocbakeError:
+    """Return a sentence for what the system refused, and what may help."""
+    if error.filename is None:
+        # Perhaps stdout itself; what is left for it must not fail again at our end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    where = "output" if error.filename is None else os.fsdecode(error.filename)
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            hint = f"the file system of {where} is full: make room, for example by invoke clean"
+        case errno.EROFS | errno.EACCES | errno.EPERM:
+            hint = f"{where} must be writable, or readable, for this user"
+        case _:
+            hint = "ROCBAKE_DEBUG=1 invoke ...  shows where it happened"
+    return RocbakeError(f"{where}: {error.strerror or error}", hint=hint)
 
 
 class _TerminatedError(BaseException):

@@ -1,3 +1,4 @@
+import errno
 import inspect
 import os
 import re
@@ -181,6 +182,39 @@ def test_each_kind_of_failure_has_its_code():
         "EngineError": 7,
         "TargetError": 8,
     }
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EROFS, "/x/y must be writable"),
+        (errno.EACCES, "/x/y must be writable"),
+        (errno.ENOSPC, "the file system of /x/y is full"),
+        (errno.ENOENT, "ROCBAKE_DEBUG=1"),
+    ],
+)
+def test_refusal_of_the_system_is_a_sentence(invoke, monkeypatch, number, words):
+    raising(monkeypatch, OSError(number, os.strerror(number), "/x/y"))
+
+    ended, out, err = invoke("doctor")
+
+    assert (ended, out) == (1, "")
+    first, second = err.splitlines()
+    assert first == f"✗ /x/y: {os.strerror(number)}"
+    assert second.startswith("  → ")
+    assert words in second
+
+
+def test_full_disk_below_the_output_is_a_sentence():
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        ended = subprocess.run(
+            [sys.executable, "-m", "invoke", "list", "--targets"],
+            cwd=project.ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("✗ output: No space left on device\n  → the file system of")
+    assert len(ended.stderr.splitlines()) == 2
 
 
 def test_traceback_is_for_those_who_ask(invoke, monkeypatch):
