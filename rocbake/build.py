@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocbake import golden
-from rocbake.errors import ReproError
+from rocbake import golden, oci, store
+from rocbake.errors import BuildError, ReproError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ def build(made: Sequence[Plan], *, workshop: Workshop, force: bool = False) -> l
         with workshop.store.only_one(f"{one.name}-{one.tag}"):
             entry = None if force else workshop.store.find(one.name, one.tag, one.key)
             if entry:
-                entry.check()
+                _check(entry)
                 outcomes.append(_outcome(workshop.project, entry, "reused", 0.0))
             else:
                 # Imported only now: the engine's client alone takes a third of the second in
@@ -64,6 +64,18 @@ def build(made: Sequence[Plan], *, workshop: Workshop, force: bool = False) -> l
                     for entry, seconds in keep.make(one, workshop=workshop, force=force)
                 ]
     return outcomes
+
+
+def _check(entry: Entry) -> None:
+    """Check that an artifact is whole, its image as well, before it is said to be reused."""
+    entry.check()
+    try:
+        oci.read(entry.folder / store.IMAGE).check_sizes()
+    except BuildError as damaged:
+        raise BuildError(
+            f"damaged since it was stored: {damaged}",
+            hint=f"invoke build --recipe {entry.artifact.name} --force",
+        ) from damaged
 
 
 def _outcome(project: Project, entry: Entry, state: str, seconds: float) -> Outcome:

@@ -86,6 +86,18 @@ class Layout:
             if got != blob.digest:
                 raise BuildError(f"{path}: expected {blob.digest}, got {got}")
 
+    def check_sizes(self) -> None:
+        """Look whether every blob is there in its size: a glance, where `verify` reads them all.
+
+        Raises:
+            BuildError: One is not.
+        """
+        for blob in self.blobs:
+            path = self.path(blob)
+            got = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
+            if got != f"{blob.size} bytes":
+                raise BuildError(f"{path}: expected {blob.size} bytes, got {got}")
+
     @contextlib.contextmanager
     def open_layer(self, index: int) -> Iterator[tarfile.TarFile]:
         """Open a layer as an uncompressed tar stream, read once from front to back.

@@ -138,6 +138,16 @@ def test_damage_is_not_reused(entry):
         command.build(["gfx1201"], [], **BUILD)
 
 
+def test_damaged_image_is_not_reused(entry):
+    (path, *_) = (entry.folder / "image/blobs/sha256").iterdir()
+    path.write_bytes(b"damaged")
+
+    with pytest.raises(BuildError, match="damaged since it was stored") as caught:
+        command.build(["gfx1201"], [], **BUILD)
+
+    assert caught.value.hint == "invoke build --recipe tool --force"
+
+
 def test_recorded_digests_are_compared(said, entry, kept, put):
     said(command.lock, [], check=False, record=True, as_json=False)
     (told,) = json.loads(said(command.build, ["gfx1201"], [], **BUILD | {"as_json": True}))

@@ -197,3 +197,17 @@ def test_any_layout_is_read_or_refused(make_image, data):
         list(oci.members(layout, 0))
     except BuildError as refused:
         assert str(image.folder) in str(refused)  # noqa: PT017 - both ways are right
+
+
+def test_a_glance_finds_blobs_that_are_missing_or_cut_off(make_image):
+    layout = oci.read(make_image({"a": b"1"}).folder)
+    layout.check_sizes()
+    path = layout.path(layout.layers[0])
+    content = path.read_bytes()
+
+    path.write_bytes(content[:-1])
+    with pytest.raises(BuildError, match=f"expected {len(content)} bytes, got {len(content) - 1}"):
+        layout.check_sizes()
+    path.unlink()
+    with pytest.raises(BuildError, match="got no file"):
+        layout.check_sizes()
