@@ -6,9 +6,11 @@ Turns wishes into packages of one archive state; knows nothing of containers or 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -16,13 +18,13 @@ from urllib.parse import unquote
 
 from debian import deb822
 
-from rocbake import digest, run
-from rocbake.errors import FetchError, LockError
+from rocbake import digest, log, run
+from rocbake.errors import FetchError, LockError, TrustError
+from rocbake.mirror import redact
 from rocbake.source import Deb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
     from types import TracebackType
 
     from rocbake.container import Archive, Suite
@@ -32,6 +34,7 @@ _COMPONENT = "main"
 # Above 100, what is installed; below 500, another suite's default. Any number between would do.
 _PREFERRED = 600
 _UPDATE_SECONDS = 600.0
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s']+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,17 @@ class Indices:
             ]
             if result.returncode == 0 and not faults:
                 return
-            answers += [f"{mirror}: {line}" for line in faults or [f"exit {result.returncode}"]]
+            answers += [
+                _without_secrets(f"{mirror}: {line}")
+                for line in faults or [f"exit {result.returncode}"]
+            ]
         signature = any("GPG error" in answer or "not signed" in answer for answer in answers)
-        raise FetchError(
-            "no mirror gave indices that can be trusted:\n  " + "\n  ".join(answers),
-            hint=f"check {self._keyring.name} against the archive's published keys"
-            if signature
-            else "check the network, or set ROCBAKE_MIRRORS to another mirror",
-        )
+        told = "no mirror gave indices that can be trusted:\n  " + "\n  ".join(answers)
+        if signature:
+            raise TrustError(
+                told, hint=f"check {self._keyring.name} against the archive's published keys"
+            )
+        raise FetchError(told, hint="check the network, or set ROCBAKE_MIRRORS to another mirror")
 
     def _lay_out(self, mirror: str) -> None:
         """Write the folders and files of an apt that shares nothing with the machine's."""
@@ -135,7 +141,8 @@ class Indices:
             "APT::Install-Recommends": "false",
             "APT::Sandbox::User": "",
             "Acquire::Languages": "none",
-            # An archive snapshot is past its date by nature; what it held is what is locked.
+            # A mirror may lag, or be frozen on purpose. The date of each Release file is printed
+            # and recorded, so that an old one shows; `releases` warns of one past its date.
             "Acquire::Check-Valid-Until": "false",
             "Acquire::Retries": "3",
         }
@@ -145,7 +152,11 @@ class Indices:
 
     def _apt(self, *words: str, timeout: float | None = None, check: bool = True) -> run.Result:
         env = {**os.environ, "APT_CONFIG": str(self._root / "apt.conf"), "LC_ALL": "C.UTF-8"}
-        return run.run(words, env=env, timeout=timeout, check=check, error=LockError)
+        try:
+            return run.run(words, env=env, timeout=timeout, check=check, error=LockError)
+        except LockError as failed:
+            # It shows apt's last lines, and they may hold addresses.
+            raise LockError(_without_secrets(str(failed)), hint=failed.hint) from None
 
     def releases(self) -> list[Release]:
         """Return the state of each suite."""
@@ -153,6 +164,7 @@ class Indices:
         for suite in self._archive.suites:
             (path,) = self._root.glob(f"state/lists/*_dists_{suite.name}_InRelease")
             release = deb822.Release(path.read_bytes())
+            _warn_if_past(suite.name, release)
             found.append(
                 Release(
                     suite=suite.name,
@@ -256,6 +268,19 @@ def _preferences(suites: Sequence[Suite]) -> str:
             )
             paragraphs.append(f"Package: *\nPin: release a={suite.name}\nPin-Priority: -1\n")
     return "\n".join(paragraphs)
+
+
+def _warn_if_past(suite: str, release: deb822.Release) -> None:
+    until = release.get("Valid-Until")
+    if until and parsedate_to_datetime(until) < datetime.now(UTC):
+        log.warn(
+            f"{suite}: its Release file of {release['Date']} was valid until {until}: "
+            "the mirror lags, is frozen, or keeps newer packages back"
+        )
+
+
+def _without_secrets(text: str) -> str:
+    return _ADDRESS.sub(lambda found: redact(found[0]), text)
 
 
 def _machine_settings() -> str:

@@ -72,3 +72,9 @@ class TargetError(RocbakeError):
     """A GPU target that is not known, or not usable with what was asked."""
 
     exit_code = 8
+
+
+class TrustError(RocbakeError):
+    """A signature that is missing, or not made by a key that is trusted."""
+
+    exit_code = 12

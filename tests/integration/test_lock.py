@@ -49,7 +49,7 @@ def test_indices_that_others_signed_are_refused(checkout, lock):
     wish = lock.with_name("container.yaml")
     wish.write_text(wish.read_text().replace("keyring: keyring.asc", "keyring: other.gpg"))
 
-    done = checkout.invoke("lock", "--name", "base", code=4)
+    done = checkout.invoke("lock", "--name", "base", code=12)
 
     assert "no mirror gave indices that can be trusted" in done.stderr
     assert "check other.gpg against the archive's published keys" in done.stderr

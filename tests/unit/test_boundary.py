@@ -181,6 +181,7 @@ def test_each_kind_of_failure_has_its_code():
         "ReproError": 6,
         "EngineError": 7,
         "TargetError": 8,
+        "TrustError": 12,
     }
 
 
