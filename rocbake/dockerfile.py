@@ -5,7 +5,11 @@ BuildKit refuses most of it as well, but only when it gets there, and in other w
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import csv
 import io
+import json
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-_DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.IGNORECASE)
+# The frontend looks for its own name behind both marks, and in an object that opens the file.
+_DIRECTIVE = re.compile(r"\s*(#|//)\s*(syntax|escape|check)\s*=", re.IGNORECASE)
+_SHEBANG = re.compile(rb"#![^\n]*\n")
+_MOUNTS = {"bind", "tmpfs"}
 _REMOTE = re.compile(r"^([a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S+))?(?:\s+|$)")
 _SECRET = re.compile(r"(token|secret|passw|credential|api_?key|private_?key)", re.IGNORECASE)
@@ -38,7 +45,7 @@ def problems(path: Path, *, contexts: Iterable[str]) -> list[Problem]:
         contexts: The names that a plan gives it: of other layers and of folders of locked files.
     """
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         instructions = _read(content)
     except (OSError, ValueError, KeyError) as wrong:
         return [Problem(path, 1, 1, f"not a Dockerfile: {wrong}")]
@@ -49,6 +56,8 @@ def problems(path: Path, *, contexts: Iterable[str]) -> list[Problem]:
         for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1)
         if _DIRECTIVE.match(line)
     ]
+    if _SHEBANG.sub(b"", content, count=1).lstrip().startswith(b"{"):
+        found.append(Problem(path, 1, 1, "JSON: it could name what reads this file"))
     known = {"scratch", *contexts}
     for one in instructions:
         found += [Problem(path, one.line, 1, message) for message in _check(one, known)]
@@ -68,9 +77,18 @@ def _read(content: bytes) -> list[_Instruction]:
             flags.append((match.group(1), match.group(2) or ""))
             value = value[match.end() :]
         found.append(
-            _Instruction(one["startline"] + 1, one["instruction"].upper(), flags, value.split())
+            _Instruction(one["startline"] + 1, one["instruction"].upper(), flags, _words(value))
         )
     return found
+
+
+def _words(value: str) -> list[str]:
+    """Return the words of a value, which may be a JSON list of them."""
+    with contextlib.suppress(ValueError, RecursionError):
+        listed = json.loads(value)
+        if isinstance(listed, list) and all(isinstance(word, str) for word in listed):
+            return listed
+    return value.split()
 
 
 def _check(one: _Instruction, known: set[str]) -> list[str]:
@@ -78,15 +96,21 @@ def _check(one: _Instruction, known: set[str]) -> list[str]:
     options = dict(one.flags)
     match one.name:
         case "FROM":
-            image = one.words[0] if one.words else ""
-            if image not in known:
-                return [f"FROM {image}: an image of a registry is not locked; {names}"]
-            return []
+            return [
+                f"FROM {image}: an image of a registry is not locked; {names}"
+                for image in one.words[:1] or [""]
+                if image not in known
+            ]
         case "ADD" | "COPY":
             found = [
                 f"{one.name} {word}: not locked; make it one of the recipe's sources"
                 for word in one.words[:-1]
-                if _REMOTE.match(word)
+                if _REMOTE.match(word.strip("'\""))
+            ]
+            found += [
+                f"{one.name} {word}: a variable could hold an address; write out what it stands for"
+                for word in one.words[:-1]
+                if "$" in word
             ]
             origin = options.get("from")
             if origin is not None and origin not in known:
@@ -94,6 +118,8 @@ def _check(one: _Instruction, known: set[str]) -> list[str]:
             return found
         case "RUN":
             return _check_run(one, known, names)
+        case "ONBUILD":
+            return ["ONBUILD: would act in builds that nothing here has looked at"]
         case "ARG" | "ENV":
             return [
                 f"{one.name} {word.partition('=')[0]}: would stay readable in the image's history"
@@ -110,8 +136,23 @@ def _check_run(one: _Instruction, known: set[str], names: str) -> list[str]:
         found.append("RUN without --network=none: could fetch what is not locked")
     if any(flag == "security" for flag, _ in one.flags):
         found.append("RUN --security: rights that no build here needs")
-    for flag, value in one.flags:
-        origin = re.search(r"(?:^|,)from=([^,]+)", value) if flag == "mount" else None
-        if origin and origin.group(1) not in known:
-            found.append(f"RUN --mount from={origin.group(1)}: not locked; {names}")
+    for value in (value for flag, value in one.flags if flag == "mount"):
+        for key, setting in _settings(value):
+            if key == "from" and setting not in known:
+                found.append(f"RUN --mount from={setting}: not locked; {names}")
+            if key == "type" and setting not in _MOUNTS:
+                found.append(
+                    f"RUN --mount type={setting}: state that is not locked, and that a second "
+                    "build from nothing would not have; only bind and tmpfs are allowed"
+                )
     return found
+
+
+def _settings(value: str) -> list[tuple[str, str]]:
+    """Return the keys and values of a flag, which is a line of CSV."""
+    try:
+        fields = [field for row in csv.reader([value.strip("'")]) for field in row]
+    except csv.Error:
+        fields = [f"type={value}"]  # which no mount is of
+    parts = [field.strip().partition("=") for field in fields]
+    return [(key.lower(), setting) for key, _, setting in parts]

@@ -30,6 +30,23 @@ def told(tmp_path, text, contexts=("base",)):
         ),
         ("FROM base\nCOPY --from=php /x /x\n", 2, "COPY --from=php"),
         ("# syntax=docker/dockerfile:1\nFROM base\n", 1, "syntax"),
+        ("\ufeff# syntax=docker/dockerfile:1\nFROM base\n", 1, "syntax"),
+        ("  #syntax = docker/dockerfile:1\nFROM base\n", 1, "syntax"),
+        ("//syntax=docker/dockerfile:1\nFROM base\n", 1, "syntax"),
+        ("#!/bin/sh\n// syntax=docker/dockerfile:1\nFROM base\n", 2, "syntax"),
+        ('{"syntax": "docker/dockerfile:1"}\nFROM base\n', 1, "JSON"),
+        ('\ufeff#!/bin/x\n\n{"syntax":\n"x"}\nFROM base\n', 1, "JSON"),
+        ("FROM base\nONBUILD RUN --network=none true\n", 2, "ONBUILD"),
+        ("FROM base\nARG where\nADD $where /x\n", 3, "a variable could hold an address"),
+        ("FROM base\nARG where\nCOPY a ${where:-b} /x\n", 3, "a variable could hold an address"),
+        ('FROM base\nADD ["https://host.invalid/x","/x"]\n', 2, "https://host.invalid/x"),
+        ('FROM base\nADD "https://host.invalid/x" /x\n', 2, "https://host.invalid/x"),
+        ("FROM base\nRUN --network=none --mount=type=cache,target=/c true\n", 2, "type=cache"),
+        ("FROM base\nRUN --network=none --mount=target=/c,TYPE=secret true\n", 2, "type=secret"),
+        ("FROM base\nRUN --network=none --mount=type=ssh true\n", 2, "type=ssh"),
+        ('FROM base\nRUN --network=none --mount="type=cache",target=/c true\n', 2, "type=cache"),
+        ('FROM base\nRUN --network=none --mount="from=php",target=/c true\n', 2, "from=php"),
+        ("FROM base\nRUN --network=none --mount=type=$t,target=/c true\n", 2, "type=$t"),
         ("FROM base\n\nARG GH_TOKEN\n", 3, "ARG GH_TOKEN"),
         ("FROM base\nENV API_KEY=x\n", 2, "ENV API_KEY"),
         ("from base\nrun true\n", 2, "RUN without --network=none"),
@@ -51,6 +68,20 @@ def test_all_is_told_at_once(tmp_path):
 def test_an_earlier_stage_is_known(tmp_path):
     text = "FROM base AS build\nFROM scratch\nCOPY --from=build /x /x\n"
 
+    assert told(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffFROM base\n",
+        "#!/bin/x\nFROM base\n",
+        "FROM base\nCOPY a b $HOME/x\n",
+        "FROM base\nRUN --network=none --mount=type=tmpfs,target=/t --mount=target=/x true\n",
+        "FROM base\nRUN --network=none --mount=type=bind,from=base,target=/x,ro true\n",
+    ],
+)
+def test_what_is_locked_is_let_through(tmp_path, text):
     assert told(tmp_path, text) == []
 
 
