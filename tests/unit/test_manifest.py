@@ -160,8 +160,8 @@ def test_path_of_the_build_is_found_across_chunks(make, dist, back):
 
 @pytest.mark.parametrize(
     "text",
-    ["/rocbake/builder", "/home/rocbake/build", "docker.io/rocbake/build", "/tmp/main.o", "/tmp/x-y.o",
-     "https://example.invalid/rocbake/build", "/rocbake"],
+    ["/rocbake/builder", "/home/rocbake/build", "docker.io/rocbake/build", "/tmp/main.o",
+     "/tmp/x-y.o", "https://example.invalid/rocbake/build", "/rocbake"],
 )  # fmt: skip
 def test_other_path_is_no_fault(make, dist, text):
     (dist / "file").write_text(f'"{text}"')
