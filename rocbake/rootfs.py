@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rocbake.source import Deb
 
 _SECONDS = 1800.0
+_PREFIX = ".rocbake-rootfs-"
 # What a machine's own mmdebstrap, apt and dpkg leave behind, and differently from version to
 # version: logs, caches, lists, and the host's name and resolver, which mmdebstrap copies in. It is
 # left out of the tar, and not removed from the new system by a hook: mmdebstrap still needs some of
@@ -59,6 +60,10 @@ _LEFT_BEHIND = (
 _EMPTY = ("var/cache/apt/*", "var/lib/apt/lists/*", "var/log/*")
 # An empty machine-id is made anew at the first boot; a filled one would be every container's.
 _NORMALISE = ': > "$1"/etc/machine-id; chmod 0644 "$1"/etc/machine-id'
+# As root mmdebstrap mounts /proc, /sys and devices where it unpacks, and a kill would leave them
+# there, for the next `rm -r` to run into. In name spaces of its own they go with it, as does
+# everything it started. Unprivileged it makes such name spaces itself.
+_ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 # The one extended attribute that packages set. All others are the machine's: SELinux labels, say.
 _CAPABILITY = "SCHILY.xattr.security.capability"
 
@@ -81,7 +86,9 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
     # Where it ends up there is room, as was checked; /tmp may be in memory. As an unprivileged
     # user mmdebstrap unpacks under other user numbers, which may not enter one's home.
     place = destination.parent if os.geteuid() == 0 else None
-    with tempfile.TemporaryDirectory(prefix=".rocbake-rootfs-", dir=place) as folder:
+    place = place or Path(tempfile.gettempdir())
+    _sweep(place)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=place) as folder:
         # mmdebstrap unshares as another user where it is not root, who must reach this.
         Path(folder).chmod(0o755)
         # What is made in it would inherit this, and whatever sets no mode would have another one.
@@ -91,6 +98,7 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
         _write_repository(layer.packages, repository, files)
         made = Path(folder, "rootfs.tar")
         words = [
+            *(_ALONE if os.geteuid() == 0 else ()),
             "mmdebstrap",
             "--variant=custom",
             f"--architectures={ARCHITECTURE}",
@@ -125,6 +133,14 @@ def make(layer: Layer, destination: Path, *, files: Mapping[str, Path], log_path
             partial.replace(destination)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _sweep(place: Path) -> None:
+    """Remove what runs left in a folder that were killed."""
+    for path in place.glob(f"{_PREFIX}*"):
+        number = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path(f"/proc/{number}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _rewrite(made: Path, destination: Path, epoch: int) -> None:

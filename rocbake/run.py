@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
@@ -22,6 +23,11 @@ _TAIL_LINES = 20
 _GRACE_SECONDS = 10.0
 # A program's background child may keep the pipe open for ever; its parent's end is our end.
 _DRAIN_SECONDS = 2.0
+
+
+# prctl(2): the signal that a process gets when the one that started it ends, however it ends.
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_die_with_us,  # noqa: PLW1509 - one system call, which takes no lock
         )
     except OSError as failed:
         if isinstance(failed, FileNotFoundError) and failed.filename == words[0]:
@@ -129,6 +136,14 @@ def _start(
                 f"{words[0]} is not installed, or not on PATH", hint="./bootstrap"
             ) from failed
         raise error(f"{words[0]} cannot be run: {failed}") from failed
+
+
+def _die_with_us() -> None:
+    """Let the program that is being started not outlive us, even if SIGKILL ends us.
+
+    A build that goes on by itself would write into the folder of the next one.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class _Output:

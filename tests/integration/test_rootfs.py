@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import shutil
 import struct
+import subprocess
+import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -204,3 +208,49 @@ def test_what_surrounds_it_does_not_count(base, made, room, monkeypatch):
         os.sched_setaffinity(0, cores)
 
     assert digest.sha256_file(room / "other.tar") == digest.sha256_file(made[0])
+
+
+def test_a_kill_leaves_no_mount_and_no_process(base, tmp_path):
+    """What a mount left behind would be deleted with, or instead of, what lies over it."""
+    layer, files = base
+    words = (
+        "import pickle, sys; from pathlib import Path; from rocbake import rootfs; "
+        "layer, files, place = pickle.load(sys.stdin.buffer); "
+        "rootfs.keep(layer, place, files=files, log_path=place / 'log')"
+    )
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    running = subprocess.Popen(
+        [sys.executable, "-c", words], cwd=project.ROOT, stdin=subprocess.PIPE
+    )
+    running.stdin.write(pickle.dumps((layer, files, kept)))
+    running.stdin.close()
+    log = kept / "log"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and "installing" in log.read_text()):
+        assert time.monotonic() < deadline
+        assert running.poll() is None
+        time.sleep(0.05)
+
+    running.kill()
+    running.wait()
+    time.sleep(1)
+
+    assert str(kept) not in Path("/proc/mounts").read_text()
+    assert processes_below(kept) == []
+    assert list(kept.glob(f"{rootfs._PREFIX}*")) != []
+    path = rootfs.keep(layer, kept, files=files, log_path=log)
+    assert rootfs.find(layer, kept) == path
+    assert list(kept.glob(f"{rootfs._PREFIX}*")) == []
+
+
+def processes_below(folder):
+    """Return the processes whose command line or root is in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (process / "cmdline").read_bytes().decode("utf-8", "replace")
+            root = str((process / "root").readlink())
+            if str(folder) in line or root.startswith(str(folder)):
+                found.append(line)
+    return found

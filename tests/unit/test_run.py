@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -10,6 +11,8 @@ import pytest
 from rocbake import run as running
 from rocbake.errors import EngineError, LockError
 from rocbake.run import run
+
+ROOT = Path(__file__).parents[2]
 
 
 def sh(script, **options):
@@ -252,3 +255,16 @@ def test_much_output_on_both_streams_does_not_stick():
     result = sh("yes x | head -c 300000; yes y | head -c 300000 >&2", timeout=30)
 
     assert (len(result.stdout), len(result.stderr)) == (300_000, 300_000)
+
+
+def test_kill_takes_what_runs_along(tmp_path):
+    """SIGKILL leaves nobody time to clean up; what was started must not go on by itself."""
+    note = tmp_path / "pid"
+    words = f"from rocbake.run import run; run(['sh', '-c', 'echo $$ > {note}; exec sleep 60'])"
+    ours = subprocess.Popen([sys.executable, "-c", words], cwd=ROOT)
+    pid = written(note)
+
+    ours.kill()
+    ours.wait()
+
+    assert ends(pid)
