@@ -151,11 +151,11 @@ def test_same_bytes_come_once_from_any_of_their_places(server, cache, mirrors):
 
 
 def test_host_that_cannot_be_reached_is_asked_once(server, cache, capsys):
-    server.files["/pool/a.deb"], server.files["/pool/b.deb"] = CONTENT, OTHER
+    server.files["/pool/liba.deb"], server.files["/pool/libb.deb"] = CONTENT, OTHER
     # Port 9 of this machine: discard, which nobody runs.
     mirrors = Mirrors(archives={"debian": ("http://127.0.0.1:9", server.url)})
 
-    fetch([deb("a"), deb("b", OTHER)], cache=cache, mirrors=mirrors, jobs=1)
+    fetch([deb("liba"), deb("libb", OTHER)], cache=cache, mirrors=mirrors, jobs=1)
 
     assert cache.usage().files == 2
     assert capsys.readouterr().err.count("; attempt ") == 4
@@ -212,25 +212,30 @@ def test_damaged_file_of_the_right_size_is_found_by_a_thorough_fetch(server, cac
 
 
 def test_every_missing_source_is_in_one_error(server, cache, mirrors):
-    server.files["/one/pool/b.deb"] = OTHER
-    sources = [deb("a", b"a"), deb("b", OTHER), deb("c", b"c"), url_of(server, "/file", b"d")]
+    server.files["/one/pool/libb.deb"] = OTHER
+    sources = [
+        deb("liba", b"a"),
+        deb("libb", OTHER),
+        deb("libc", b"c"),
+        url_of(server, "/file", b"d"),
+    ]
 
     error = refusal(sources, cache=cache, mirrors=mirrors)
 
     assert str(error) == (
         "3 of 4 sources could not be fetched:\n"
-        "  a 1 (amd64): no place has it any more\n"
-        f"    {server.url}/one/pool/a.deb: 404 Not Found\n"
-        f"    {server.url}/two/pool/a.deb: 404 Not Found\n"
-        "  c 1 (amd64): no place has it any more\n"
-        f"    {server.url}/one/pool/c.deb: 404 Not Found\n"
-        f"    {server.url}/two/pool/c.deb: 404 Not Found\n"
         f"  {server.url}/file: no place has it any more\n"
-        f"    {server.url}/file: 404 Not Found"
+        f"    {server.url}/file: 404 Not Found\n"
+        "  liba 1 (amd64): no place has it any more\n"
+        f"    {server.url}/one/pool/liba.deb: 404 Not Found\n"
+        f"    {server.url}/two/pool/liba.deb: 404 Not Found\n"
+        "  libc 1 (amd64): no place has it any more\n"
+        f"    {server.url}/one/pool/libc.deb: 404 Not Found\n"
+        f"    {server.url}/two/pool/libc.deb: 404 Not Found"
     )
     assert error.hint == "invoke lock"
     assert error.exit_code == 4
-    assert cache.verify(deb("b", OTHER).sha256)
+    assert cache.verify(deb("libb", OTHER).sha256)
 
 
 def test_source_that_may_come_back_is_not_called_gone(server, answer, cache, mirrors):
@@ -258,12 +263,12 @@ def test_archive_without_a_mirror_is_explained(cache):
 
 
 def test_offline_lists_what_is_missing(server, cache, mirrors):
-    server.files["/one/pool/b.deb"] = OTHER
-    fetch([deb("b", OTHER)], cache=cache, mirrors=mirrors)
+    server.files["/one/pool/libb.deb"] = OTHER
+    fetch([deb("libb", OTHER)], cache=cache, mirrors=mirrors)
     server.requests.clear()
     secret = Url(**facts(b"x"), url="https://me:hunter2@host.invalid/x", file_name="x")
 
-    error = refusal([deb(), deb("b", OTHER), secret], cache=cache, mirrors=mirrors, offline=True)
+    error = refusal([deb(), deb("libb", OTHER), secret], cache=cache, mirrors=mirrors, offline=True)
 
     assert str(error) == (
         f"offline, and 2 of 3 sources, 0.3 MB, are not in the cache {cache.root}:\n"
@@ -293,7 +298,7 @@ def test_room_is_asked_for_before_the_first_byte(server, cache, mirrors, monkeyp
 
 def test_cache_that_cannot_be_written_ends_the_run(server, tmp_path, mirrors):
     (tmp_path / "file").write_bytes(b"")
-    sources = [deb("a", b"a"), deb("b", b"b")]
+    sources = [deb("liba", b"a"), deb("libb", b"b")]
 
     error = refusal(sources, cache=Cache(tmp_path / "file" / "cache"), mirrors=mirrors)
 
