@@ -69,7 +69,7 @@ def test_an_add_of_an_address_is_refused(checkout):
 def test_the_engine_refuses_an_address_as_well(checkout):
     """The second line of defence: what a Dockerfile's reader missed."""
     reader = checkout.root / "rocbake" / "dockerfile.py"
-    reader.write_text(reader.read_text().replace("_REMOTE.match(word)", "False"))
+    reader.write_text(f"{reader.read_text()}\n\ndef problems(path, *, contexts):\n    return []\n")
     (checkout.recipe / "Dockerfile").write_text(
         "FROM runtime\nADD http://192.0.2.1/archive.tar /\n"
     )
