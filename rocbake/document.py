@@ -26,6 +26,8 @@ Location = tuple[str | int, ...]
 _MAX_BYTES = 1 << 20
 # Aliases share nodes, so a few lines can stand for a tree without end ("billion laughs").
 _MAX_NODES = 100_000
+# No model comes near it. The interpreter's own limit differs from one release to the next.
+_MAX_DEPTH = 50
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 # A person who writes YAML knows nothing of Python's types.
@@ -168,6 +170,9 @@ class _Reader:
         if self.nodes > _MAX_NODES:
             if self.nodes == _MAX_NODES + 1:
                 self._report(node.start_mark, f"expected at most {_MAX_NODES} values")
+            return None
+        if len(at) > _MAX_DEPTH:
+            self._report(node.start_mark, f"nested more than {_MAX_DEPTH} deep")
             return None
         if node.tag not in _PLAIN_TAGS:
             self._report(node.start_mark, f"tag {node.tag!r} is not used here")

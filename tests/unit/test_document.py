@@ -93,6 +93,17 @@ def test_depth_ends_somewhere(load, text):
     assert "nest" in reason
 
 
+def test_depth_does_not_depend_on_the_interpreter(load):
+    value = load("key: " + "[" * 50 + "]" * 50)["key"]
+    for _ in range(49):
+        (value,) = value
+
+    assert value == []
+    assert reasons(load, "key: " + "[" * 51 + "]" * 51) == [
+        "file.yaml:1:56: nested more than 50 deep"
+    ]
+
+
 def test_size_ends_somewhere(load):
     assert reasons(load, "a" * (1 << 20) + ":") == [
         "file.yaml:1:1: expected at most 1048576 bytes, got 1048577"
