@@ -99,8 +99,9 @@ class Recipe:
     def files(self) -> list[Path]:
         """Return what the build may see, relative to the folder, sorted.
 
-        The lock is left out: it names results. So are names that begin with a dot or end with
-        a tilde: they belong to editors and version control.
+        The lock is left out: it names results. So is recipe.yaml: what of it matters to the build
+        stands in the plan, and how to try the product does not. So are names that begin with a
+        dot or end with a tilde: they belong to editors and version control.
         """
         found = []
         for path in sorted(self.folder.rglob("*")):
@@ -108,7 +109,7 @@ class Recipe:
             ours = not any(part.startswith(".") or part.endswith("~") for part in relative.parts)
             if (
                 ours
-                and relative.as_posix() != "lock.json"
+                and relative.as_posix() not in {"lock.json", "recipe.yaml"}
                 and (path.is_symlink() or path.is_file())
             ):
                 found.append(relative)

@@ -119,7 +119,6 @@ def test_nothing_is_there_but_what_is_named(checkout, tmp_path):
         "recipes/tool/Dockerfile",
         "recipes/tool/build.sh",
         "recipes/tool/link",
-        "recipes/tool/recipe.yaml",
         "recipes/tool/src/main.hip",
         "sources/data.tar",
     ]  # fmt: skip

@@ -58,13 +58,20 @@ def test_files_of_editors_do_not_count(checkout):
     assert checkout.plan().key == before
 
 
+def test_words_about_a_product_do_not_count(checkout):
+    before = checkout.plan().key
+
+    checkout.edit("recipes/tool/recipe.yaml", "A tool", "Another tool")
+
+    assert checkout.plan().key == before
+
+
 def changed(name, old, new):
     return lambda checkout: checkout.edit(name, old, new)
 
 
 KEYS = {
     "version": changed("recipes/tool/recipe.yaml", "version: 1.10", "version: 1.1"),
-    "summary": changed("recipes/tool/recipe.yaml", "A tool", "Another tool"),
     "content": changed("recipes/tool/src/main.hip", "main", "other"),
     "new file": lambda checkout: checkout.write("recipes/tool/src/new.hip", ""),
     "executable": lambda checkout: (checkout.root / "recipes/tool/build.sh").chmod(0o644),

@@ -70,7 +70,6 @@ def test_files_are_what_a_build_may_see(checkout):
             "a b/ö",
             "build.sh",
             "link",
-            "recipe.yaml",
             "src/lock.json",
             "src/main.hip",
         )
