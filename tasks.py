@@ -8,6 +8,7 @@ from invoke.collection import Collection
 
 try:
     from rocbake import command
+    from rocbake.asked import Asked
     from rocbake.boundary import verb
 except ModuleNotFoundError as missing:  # a checkout that is newer than its .venv, or has none
     raise SystemExit(f"✗ {missing.name} is not installed here\n  → ./bootstrap") from missing
@@ -140,6 +141,66 @@ def doctor(context: Context, json: bool = False) -> None:
     command.doctor(as_json=json)
 
 
+@verb(
+    iterable=["target", "recipe", "relax"],
+    optional=["emulate"],
+    help=_help(
+        "target",
+        "recipe",
+        "json",
+        gpu_target="try the card of this target",
+        device_index="try the card of this number, as ROCm on this host counts",
+        render_node="try the card of this node: /dev/dri/renderD128, or its link in by-path",
+        override="HSA_OVERRIDE_GFX_VERSION in the container, such as 11.0.0",
+        relax="give up a protection: privileged, seccomp, ipc or network; repeatable",
+        memory="GiB that the container may use",
+        timeout="seconds that a probe may take",
+        require_gpu="no GPU is a failure (exit code 9), and not a state of its own (10)",
+        host="on the processor, as far as the recipe allows; never counts for a GPU",
+        emulate="run the device code on an emulator: tinygrad, or the one named",
+        junit="write JUnit XML to this file",
+        dry_run="print how the container would be run, and stop",
+        print_run="print that as docker and podman lines, and stop",
+    ),
+)
+def smoke(
+    context: Context,
+    target: list[str],
+    recipe: list[str],
+    relax: list[str],
+    gpu_target: str = "",
+    device_index: str = "",
+    render_node: str = "",
+    override: str | None = None,
+    memory: str = "8",
+    timeout: str = "120",
+    require_gpu: bool = False,
+    host: bool = False,
+    emulate: str | bool | None = None,
+    junit: str = "",
+    dry_run: bool = False,
+    print_run: bool = False,
+    json: bool = False,
+) -> None:
+    """Try what was built on the GPU, and prove that the GPU computed."""
+    asked = Asked(
+        targets=target,
+        recipes=recipe,
+        gpu_target=gpu_target,
+        device_index=device_index,
+        render_node=render_node,
+        override=override,
+        relax=relax,
+        memory=memory,
+        timeout=timeout,
+        host=host,
+        # With nothing after it, Invoke gives True.
+        emulator="tinygrad" if emulate is True else str(emulate or ""),
+        require_gpu=require_gpu,
+    )
+    command.smoke(asked, dry_run=dry_run, print_run=print_run, junit=junit, as_json=json)
+
+
 @verb(help={"unit": "only the fast ones, which need no container engine"})
 def test(context: Context, unit: bool = False) -> None:
     """Run this project's tests."""
@@ -152,4 +213,6 @@ def check(context: Context) -> None:
     command.check()
 
 
-namespace = Collection(build, check, clean, doctor, export, fetch, list_, lock, show, test, verify)
+namespace = Collection(
+    build, check, clean, doctor, export, fetch, list_, lock, show, smoke, test, verify
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from rocbake.workshop import Workshop
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rocbake.asked import Asked
     from rocbake.plan import Plan
     from rocbake.project import Project
     from rocbake.source import Source
@@ -216,6 +218,30 @@ def clean(*, everything: bool, yes: bool, as_json: bool) -> None:
         one.remove()
     if found and not yes:
         log.say("nothing was removed; add --yes to remove it")
+
+
+def smoke(asked: Asked, *, dry_run: bool, print_run: bool, junit: str, as_json: bool) -> None:
+    """Try what was built, and say where it computed; or show how it would be run."""
+    from rocbake import report as reporting
+    from rocbake.trial import Trial
+
+    trial = Trial(asked, os.environ)
+    if dry_run or print_run:
+        if asked.host or asked.emulator or dry_run == print_run:
+            raise UsageError(
+                "--dry-run and --print-run show how a GPU is passed, one of them at a time",
+                hint="invoke smoke --help",
+            )
+        plans = trial.plans(project.load)
+        show.run_plans(plans, as_lines=print_run, as_json=as_json)
+        return
+    reports = trial.reports(project.load)
+    if junit:
+        text = reporting.junit(reports, require_gpu=asked.require_gpu)
+        Path(junit).write_text(text, encoding="utf-8")
+    show.reports(reports, as_json=as_json)
+    if wrong := reporting.failure(reports, require_gpu=asked.require_gpu):
+        raise wrong
 
 
 def doctor(*, as_json: bool) -> None:

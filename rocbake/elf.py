@@ -17,7 +17,7 @@ from rocbake import target
 from rocbake.errors import BuildError, TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
     from pathlib import Path
 
     from elftools.elf.elffile import ELFFile
@@ -39,6 +39,9 @@ _LONGEST_ENTRY_ID = 1_000
 
 # What is kept of an unpacked bundle: its table of entries, which is at its start.
 _TABLE_LIMIT = 32 + _MOST_ENTRIES * (24 + _LONGEST_ENTRY_ID)
+
+# What is kept of it when code is taken out: code of one source file and for few targets.
+_EXTRACTED_LIMIT = 1 << 30
 
 # No bundle comes near it: all of rocBLAS for one target is a twentieth of that.
 _UNPACKED_LIMIT = 16 << 30
@@ -148,11 +151,29 @@ def code_objects(path: Path) -> tuple[CodeObject, ...]:
         if pages is None:
             return ()
         with _understood(path, pages):
-            if pages[:4] == b"\x7fELF":
-                return tuple(_in_elf(path, pages))
-            if pages[:24] == _BUNDLE_MAGIC or pages[:4] == _COMPRESSED_MAGIC:
-                return tuple(_in_bundles(path, pages, 0, len(pages)))
-            return ()
+            return tuple(found for found, _, _ in _found(path, pages, _TABLE_LIMIT))
+
+
+def extract(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
+    """Give target and bytes of each piece of GPU code in a file, in its order.
+
+    Args:
+        path: What code_objects understands.
+        wanted: The targets, as rocbake.target writes them; code for others is passed over.
+
+    Raises:
+        BuildError: Naming the file and the byte, if it is damaged or cannot be read.
+    """
+    with _mapped(path) as pages:
+        if pages is None:
+            return
+        with _understood(path, pages):
+            for found, data, start in _found(path, pages, _EXTRACTED_LIMIT):
+                if found.target in wanted:
+                    code = data[start : start + found.size]
+                    if len(code) < found.size:
+                        raise _damaged(path, found.offset, f"{found.size} bytes of code in it")
+                    yield found.target, code
 
 
 class _Pages(mmap.mmap):
@@ -285,10 +306,22 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split("."))) if version else ()
 
 
-def _in_elf(path: Path, pages: _Pages) -> Iterator[CodeObject]:
+# A piece of GPU code, what its bytes are in, and where they start in that.
+_Found = tuple[CodeObject, "bytes | _Pages", int]
+
+
+def _found(path: Path, pages: _Pages, keep: int) -> Iterator[_Found]:
+    """Find the GPU code in a file; of a compressed bundle, so many bytes are kept."""
+    if pages[:4] == b"\x7fELF":
+        yield from _in_elf(path, pages, keep)
+    elif pages[:24] == _BUNDLE_MAGIC or pages[:4] == _COMPRESSED_MAGIC:
+        yield from _in_bundles(path, pages, 0, len(pages), keep)
+
+
+def _in_elf(path: Path, pages: _Pages, keep: int) -> Iterator[_Found]:
     elf = _elf(pages)
     if elf["e_machine"] == "EM_AMDGPU":
-        yield CodeObject(_target_of_flags(elf["e_flags"], pages[8]), 0, len(pages))
+        yield CodeObject(_target_of_flags(elf["e_flags"], pages[8]), 0, len(pages)), pages, 0
         return
     for section in elf.iter_sections():
         if section.name != ".hip_fatbin":
@@ -296,7 +329,7 @@ def _in_elf(path: Path, pages: _Pages) -> Iterator[CodeObject]:
         start, size = section["sh_offset"], section["sh_size"]
         if section["sh_type"] == "SHT_NOBITS" or start + size > len(pages):
             raise _damaged(path, start, f"its section .hip_fatbin of {size} bytes is not there")
-        yield from _in_bundles(path, pages, start, start + size)
+        yield from _in_bundles(path, pages, start, start + size, keep)
 
 
 def _target_of_flags(flags: int, abi_version: int) -> str:
@@ -318,7 +351,7 @@ def _target_of_flags(flags: int, abi_version: int) -> str:
     return "".join((name, *features))
 
 
-def _in_bundles(path: Path, pages: _Pages, start: int, end: int) -> Iterator[CodeObject]:
+def _in_bundles(path: Path, pages: _Pages, start: int, end: int, keep: int) -> Iterator[_Found]:
     """Read the bundles between two bytes of a file; zeros pad them."""
     content = re.compile(rb"[^\0]")
     while match := content.search(pages, start, end):
@@ -327,13 +360,18 @@ def _in_bundles(path: Path, pages: _Pages, start: int, end: int) -> Iterator[Cod
             size, entries = _entries(path, start, pages, start, end)
             if start + size > end:
                 raise _damaged(path, start, f"a bundle of {size} bytes does not fit in")
-            yield from (CodeObject(name, start + offset, size) for name, offset, size in entries)
+            yield from (
+                (CodeObject(name, start + offset, size), pages, start + offset)
+                for name, offset, size in entries
+            )
         elif pages[start : start + 4] == _COMPRESSED_MAGIC:
-            size, table, unpacked = _unpack(path, pages, start, end)
+            size, table, unpacked = _unpack(path, pages, start, end, keep)
             needed, entries = _entries(path, start, table, 0, len(table))
             if needed > unpacked:
                 raise _damaged(path, start, f"a bundle of {needed} bytes is only {unpacked} long")
-            yield from (CodeObject(name, start, size) for name, _, size in entries)
+            yield from (
+                (CodeObject(name, start, size), table, offset) for name, offset, size in entries
+            )
         else:
             raise _damaged(path, start, "something that is no offload bundle")
         start += size
@@ -400,7 +438,7 @@ def _target_of_entry(entry_id: str) -> str | None:
         return name
 
 
-def _unpack(path: Path, pages: _Pages, start: int, end: int) -> tuple[int, bytes, int]:
+def _unpack(path: Path, pages: _Pages, start: int, end: int, keep: int) -> tuple[int, bytes, int]:
     """Unpack a compressed bundle, and keep its beginning.
 
     Three headers are known: magic, version (2 bytes), method (2), then, little-endian,
@@ -435,7 +473,7 @@ def _unpack(path: Path, pages: _Pages, start: int, end: int) -> tuple[int, bytes
         except Exception as error:
             raise _damaged(path, position - len(piece), f"compressed bundle: {error}") from error
         size += len(data)
-        table += data[: _TABLE_LIMIT - len(table)]
+        table += data[: keep - len(table)]
     position -= len(frame.unused_data)
     if not frame.eof or size != unpacked or (whole_width and position != start + whole):
         raise _damaged(path, position, f"a bundle of {unpacked} bytes unpacks to {size}")

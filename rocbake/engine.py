@@ -11,6 +11,7 @@ import json
 import os
 import re
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -20,9 +21,10 @@ import docker.errors
 import requests
 from docker.context import ContextAPI
 
-from rocbake import run
+from rocbake import log, passthrough, run
 from rocbake.buildlog import BuildLog
 from rocbake.errors import BuildError, EngineError
+from rocbake.passthrough import Ended, EngineFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container as Running
 
     from rocbake.oci import Layout
+    from rocbake.passthrough import RunPlan
 
 LABEL = "dev.rocbake"
 KEY_LABEL = f"{LABEL}.key"
@@ -59,16 +62,6 @@ class Image:
     references: tuple[str, ...]
     size: int
     key: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a container printed and ended with."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    out_of_memory: bool
 
 
 def address() -> str:
@@ -341,53 +334,116 @@ def run_container(
     Raises:
         EngineError: It took longer than `timeout` seconds, or could not be started.
     """
-    with started(image, command, user=user, environment=environment) as container:
+    settings = {"user": user, "environment": dict(environment or {})}
+    ended = _attempt(image, command, settings, seconds=timeout)
+    if ended.timed_out:
+        raise EngineError(
+            f"{image}: took more than {timeout:g} s and was stopped: {' '.join(command)}"
+        )
+    return ended
+
+
+def attempt(plan: RunPlan, command: Sequence[str], *, root: Path = Path("/")) -> Ended:
+    """Run a command to its end, or to the end of its time, as a plan says.
+
+    Args:
+        plan: What the container gets.
+        command: The program and its arguments.
+        root: Root folder of the machine whose device nodes are passed.
+
+    Raises:
+        EngineError: It could not be started, or the engine or the container went away meanwhile.
+    """
+    settings = {
+        "environment": dict(plan.environment),
+        "devices": [f"{root / path.lstrip('/')}:{path}:rw" for path in plan.devices],
+        "group_add": ["keep-groups"] if plan.keep_groups else [str(one) for one in plan.groups],
+        "userns_mode": plan.user_namespace,
+        "mem_limit": plan.memory,
+        # As much as the memory itself: swap would only let a machine suffer for longer.
+        "memswap_limit": plan.memory,
+        # An engine has it for a container's own shared memory alone.
+        "shm_size": plan.shm if plan.ipc == "private" else None,
+        "pids_limit": passthrough.PIDS,
+        "tmpfs": dict(plan.tmpfs),
+        "privileged": "privileged" in plan.relaxed,
+        "network_mode": plan.network,
+        "ipc_mode": plan.ipc,
+        "security_opt": list(plan.security_options),
+    }
+    return _attempt(plan.image, command, settings, seconds=plan.seconds)
+
+
+def _attempt(
+    image: str, command: Sequence[str], settings: Mapping[str, Any], *, seconds: float
+) -> Ended:
+    begin = time.monotonic()
+    with started(image, command, **settings) as container:
+        status = None
         try:
             # The SDK's wait() heeds no timeout of the client; it must be given one.
-            answer = container.wait(timeout=timeout)
-        except requests.exceptions.RequestException as late:
+            status = int(container.wait(timeout=seconds)["StatusCode"])
+        except requests.exceptions.RequestException:
+            # A time that is up and an engine that is gone look alike, except for when they come.
+            if time.monotonic() - begin < seconds:
+                raise
+        try:
+            if status is None:
+                with contextlib.suppress(docker.errors.APIError):  # it has just ended by itself
+                    container.kill()
+            container.reload()
+            return Ended(
+                exit_code=-1 if status is None else status,
+                stdout=container.logs(stdout=True, stderr=False).decode("utf-8", "replace"),
+                stderr=container.logs(stdout=False, stderr=True).decode("utf-8", "replace"),
+                out_of_memory=bool(container.attrs["State"]["OOMKilled"]),
+                timed_out=status is None,
+                seconds=time.monotonic() - begin,
+            )
+        except docker.errors.NotFound as gone:
             raise EngineError(
-                f"{image}: took more than {timeout:g} s and was stopped: {' '.join(command)}"
-            ) from late
-        container.reload()
-        return Ended(
-            exit_code=int(answer["StatusCode"]),
-            stdout=container.logs(stdout=True, stderr=False).decode("utf-8", "replace"),
-            stderr=container.logs(stdout=False, stderr=True).decode("utf-8", "replace"),
-            out_of_memory=bool(container.attrs["State"]["OOMKilled"]),
-        )
+                f"{image}: somebody removed its container while it ran: {' '.join(command)}"
+            ) from gone
 
 
 @contextlib.contextmanager
-def started(
-    image: str,
-    command: Sequence[str],
-    *,
-    user: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    read_only: bool = True,
-) -> Iterator[Running]:
-    """Start a container that is gone when the block ends, however it ends."""
+def started(image: str, command: Sequence[str], **settings: Any) -> Iterator[Running]:  # noqa: ANN401 - as the SDK has them
+    """Start a container that is gone when the block ends, however it ends.
+
+    Args:
+        image: Its name.
+        command: The program and its arguments.
+        settings: What the SDK's `create` takes, where it is not to be shut in altogether.
+    """
+    shut_in: dict[str, Any] = {
+        "network_mode": "none",
+        "read_only": True,
+        "tmpfs": {"/tmp": "exec,mode=1777"},  # noqa: S108 - the container's own
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "init": True,
+    }
     with connect() as client:
         container = client.containers.create(
             image,
             list(command),
-            user=user,
-            environment=dict(environment or {}),
             labels={LABEL: "run", _PROCESS_LABEL: _process()},
-            network_mode="none",
-            read_only=read_only,
-            tmpfs={"/tmp": "exec,mode=1777"},  # noqa: S108 - the container's own
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
-            init=True,
+            **(shut_in | settings),
         )
         try:
             container.start()
             yield container
         finally:
-            with contextlib.suppress(docker.errors.NotFound):
+            try:
                 container.remove(force=True)
+            except docker.errors.NotFound:
+                pass
+            except docker.errors.APIError as stuck:
+                # A process that waits in the kernel for a GPU which no longer answers.
+                log.warn(
+                    f"container {container.name} cannot be ended: {_cause(stuck)}; "
+                    "if it stays, only a restart of the machine ends it"
+                )
 
 
 def staging_reference(name: str) -> str:
@@ -459,6 +515,47 @@ def _is_left(process: str, status: str) -> bool:
     """Tell whether a container's process is gone; one of an earlier boot is, if nothing runs."""
     boot = _home().partition(".")[0]
     return _is_gone(process) or (not process.startswith(f"{boot}.") and status == "exited")
+
+
+def facts() -> EngineFacts:
+    """Return what a run plan must know of the engine that answers.
+
+    Raises:
+        EngineError: None answers.
+    """
+    with connect() as client:
+        version, info = client.version(), client.info()
+    where = address()
+    components = {part.get("Name", "") for part in version.get("Components") or []}
+    options = {
+        option.partition(",")[0].removeprefix("name=")
+        for option in info.get("SecurityOptions") or []
+    }
+    return EngineFacts(
+        # https://docs.podman.io/en/latest/_static/api.html: the component of Docker's is "Engine"
+        product="podman" if "Podman Engine" in components else "docker",
+        version=str(version["Version"]),
+        address=where,
+        # A socket here may lead into a virtual machine, or to another machine through a tunnel.
+        is_local=where.startswith("unix://") and info.get("KernelVersion") == os.uname().release,
+        is_desktop="Docker Desktop" in str(info.get("OperatingSystem")),
+        rootless="rootless" in options or bool(info.get("Rootless")),
+        remapped="userns" in options,
+        runtime=str(info.get("DefaultRuntime") or "runc"),
+    )
+
+
+def layers(reference: str) -> tuple[str, ...]:
+    """Return the diffIDs of an image in the engine; none if it has no image of that name."""
+    with connect() as client, contextlib.suppress(docker.errors.ImageNotFound):
+        return tuple(client.images.get(reference).attrs["RootFS"]["Layers"])
+    return ()
+
+
+def user(reference: str) -> str:
+    """Return the user that an image in the engine names, as it names it."""
+    with connect() as client:
+        return str(client.images.get(reference).attrs["Config"].get("User") or "")
 
 
 def describe() -> dict[str, Any]:

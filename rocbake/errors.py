@@ -74,6 +74,24 @@ class TargetError(RocbakeError):
     exit_code = 8
 
 
+class SmokeError(RocbakeError):
+    """A smoke test that failed: the GPU, or the way to it, does not do what it must."""
+
+    exit_code = 9
+
+
+class NoGpuError(RocbakeError):
+    """There is no GPU here that could compute."""
+
+    exit_code = 10
+
+
+class FitError(RocbakeError):
+    """An artifact that does not fit this machine."""
+
+    exit_code = 11
+
+
 class TrustError(RocbakeError):
     """A signature that is missing, or not made by a key that is trusted."""
 

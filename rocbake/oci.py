@@ -222,6 +222,14 @@ def members(layout: Layout, index: int) -> Iterator[tuple[tarfile.TarInfo, str |
             yield member, content
 
 
+def names(layout: Layout) -> Iterator[str]:
+    """Give the path of every member of every layer, lowest layer first."""
+    for index in range(len(layout.layers)):
+        with layout.open_layer(index) as tar:
+            for member in tar:
+                yield member.name
+
+
 def _json(path: Path) -> dict[str, Any]:
     value = json.loads(path.read_bytes())
     if not isinstance(value, dict):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+)
+from pydantic_core import PydanticCustomError
 
 from rocbake import dockerfile, document
 from rocbake.container import Container, Name, Version, check_name
 from rocbake.document import Document, DocumentError, Problem
+from rocbake.kernel import KernelTest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +76,52 @@ SourceWish = Annotated[
 ]
 
 
+def _check_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as wrong:
+        raise PydanticCustomError(
+            "pattern", "not a regular expression: {why}", {"why": str(wrong)}
+        ) from wrong
+    return text
+
+
+_Pattern = Annotated[str, Field(min_length=1), AfterValidator(_check_pattern)]
+_Words = tuple[Annotated[str, Field(min_length=1)], ...]
+
+
+class SmokeCommand(_Wish):
+    """A command that shows that the product works, and on what."""
+
+    name: Name = Field(description="what it is called in reports")
+    run: _Words = Field(min_length=1, description="program and arguments; no shell reads them")
+    gpu: _Pattern = Field(
+        description="regular expression for what is printed only where the GPU computed; "
+        "without it, nothing would tell a result of the GPU from one of the processor"
+    )
+    expect: _Pattern | None = Field(
+        default=None, description="regular expression for the result that must be printed"
+    )
+    refuse: tuple[_Pattern, ...] = Field(
+        default=(), description="regular expressions for what must not be printed"
+    )
+    host: _Words = Field(
+        default=(), description="the same on the processor; left out where there is no such thing"
+    )
+    seconds: int = Field(default=120, ge=1, le=86400, description="time limit")
+
+
+class Smoke(_Wish):
+    """How a product is tried."""
+
+    commands: tuple[SmokeCommand, ...] = Field(
+        default=(), description="run in the image, after hip-probe, in this order"
+    )
+    kernels: tuple[KernelTest, ...] = Field(
+        default=(), description="kernels out of the archive that an emulator can run"
+    )
+
+
 class RecipeFile(BaseModel):
     """What stands in a recipe.yaml."""
 
@@ -77,8 +134,9 @@ class RecipeFile(BaseModel):
     sdk: Name = Field(description="container that build.sh runs in")
     runtime: Name = Field(description="container that the image starts from")
     sources: tuple[SourceWish, ...] = Field(
-        default=(), description="input files, found below /sources while building"
+        default=(), description="input files, found below /rocbake/sources while building"
     )
+    smoke: Smoke = Field(default=Smoke(), description="how the product is tried")
 
 
 @dataclass(frozen=True)
@@ -165,6 +223,7 @@ def _check(here: Document[RecipeFile], containers: dict[str, Container] | None) 
         if not (folder / needed).is_file()
     ]
     found += _check_file_names(here)
+    found += _check_smoke_names(here)
     if containers is None:
         return found
     if folder.name in containers:
@@ -200,4 +259,17 @@ def _check_file_names(here: Document[RecipeFile]) -> list[Problem]:
             what = f"sources.{index}.{key}: another source is called {name} as well"
             found.append(here.problem(what, "sources", index, key))
         seen.add(name)
+    return found
+
+
+def _check_smoke_names(here: Document[RecipeFile]) -> list[Problem]:
+    """Tell which smoke tests would have one name in a report."""
+    found: list[Problem] = []
+    for kind in ("commands", "kernels"):
+        seen: set[str] = set()
+        for index, one in enumerate(getattr(here.value.smoke, kind)):
+            if one.name in seen:
+                what = f"smoke.{kind}.{index}.name: another one is called {one.name} as well"
+                found.append(here.problem(what, "smoke", kind, index, "name"))
+            seen.add(one.name)
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from rocbake import store, target
+from rocbake import passthrough, store, target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from rocbake.cache import Cache
     from rocbake.clean import Leftover
     from rocbake.doctor import Finding
+    from rocbake.passthrough import RunPlan
     from rocbake.plan import Plan
     from rocbake.project import Project
+    from rocbake.report import Report
     from rocbake.store import Entry, Store
     from rocbake.verify import Comparison
 
@@ -279,6 +281,49 @@ def leftovers(found: Sequence[Leftover], *, removed: bool, as_json: bool) -> Non
     for one in found:
         table.add_row(one.what, size(one.size) if one.size else "", one.why)
     _console().print(table)
+
+
+_MARKS = {"passed": "✓", "failed": "✗", "skipped": "-"}
+
+
+def reports(made: Sequence[Report], *, as_json: bool) -> None:
+    """Print what smoke tests found: a table each; one that ended before any probe has none."""
+    if as_json:
+        _print_json([one.model_dump(mode="json", by_alias=True) for one in made])
+        return
+    for one in made:
+        if not one.probes:
+            continue
+        table = _table("", "probe", "", "seconds", right=("seconds",))
+        for probe in one.probes:
+            table.add_row(_MARKS[probe.verdict], probe.name, probe.says, f"{probe.seconds:.1f}")
+        if one.subject:
+            line(f"{one.subject.image}, code for {', '.join(one.subject.targets)}")
+        if one.card:
+            line(f"{one.card['product']} ({one.card['target']}) at {one.card['render']['path']}")
+        _console().print(table)
+        for probe in one.probes:
+            for printed in probe.output.splitlines():
+                line(f"  {probe.name} | {printed}")
+        for message in one.kernel_log:
+            line(f"  kernel | {message}")
+        line(f"{one.verdict}: {one.says}")
+
+
+def run_plans(plans: Sequence[RunPlan], *, as_lines: bool, as_json: bool) -> None:
+    """Print how images would be run; with `as_lines`, as commands to paste."""
+    if as_json:
+        _print_json([passthrough.to_json(one) for one in plans])
+        return
+    for one in plans:
+        if as_lines:
+            line(passthrough.command_line(one, "docker", ()))
+            line(passthrough.command_line(one, "podman", ()))
+            continue
+        rows = passthrough.describe(one)
+        width = max(len(name) for name, _ in rows)
+        for name, text in rows:
+            line(f"{name:{width}}  {text}")
 
 
 def findings(found: Sequence[Finding], *, as_json: bool) -> None:

@@ -5,6 +5,7 @@
                    <stem>.tar.zst    the archive               (a recipe's)
                    image/            the image as an OCI layout
                    build.log
+                   smoke/<time>.json reports of smoke tests, one each
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MANIFEST = "manifest.json"
 IMAGE = "image"
 LOG = "build.log"
 ROOTFS = "rootfs"
+SMOKE = "smoke"
 _KEY_LENGTH = 12
 
 
@@ -168,7 +170,27 @@ class Store:
         staged.replace(final)
         _sync(final.parent)
         if old:
+            # One key stands for the same bytes: what was found out about them stays true.
+            with contextlib.suppress(FileNotFoundError):
+                (old / SMOKE).replace(final / SMOKE)
             shutil.rmtree(old)
+
+    def put_report(self, entry: Entry, started_at: str, text: str) -> Path:
+        """Keep the report of a smoke test beside its artifact.
+
+        Args:
+            entry: The artifact.
+            started_at: ISO 8601, UTC; the name of the file.
+            text: A JSON document.
+        """
+        folder = entry.folder / SMOKE
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{started_at.replace(':', '')}.json"
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(text, encoding="utf-8")
+        _sync(part)
+        part.replace(path)
+        return path
 
     def work(self, name: str) -> Path:
         """Return an absent place for work in progress, on the same file system; emptied first."""

@@ -138,3 +138,11 @@ def bare_cache(tmp_path):
 def here():
     """This checkout itself, with all its recipes and its own store."""
     return Checkout(ROOT)
+
+
+@pytest.fixture(scope="session")
+def sdk(here):
+    """The name of the image with the HIP SDK, which a build of hip-probe leaves in the engine."""
+    done = here.invoke("build", "--recipe", "hip-probe", "--target", "gfx1201", "--json")
+    built = next(one for one in json.loads(done.stdout) if one["name"] == "rocm")
+    return built["image"]["reference"]

@@ -61,6 +61,17 @@ def test_without_a_gpu_the_image_says_so(here):
     assert told["compiled_for"] == ["gfx1201"]
 
 
+def test_the_image_computes_on_the_host_and_never_calls_it_a_pass(here):
+    reference = build(here, "gfx1201")["gfx1201"]["image"]["reference"]
+
+    ended = engine.run_container(reference, ["hip-probe", "--host"], timeout=120)
+
+    assert ended.exit_code == 0
+    told = json.loads(ended.stdout)
+    assert (told["verdict"], told["computed_on"]["kind"]) == ("host", "host")
+    assert all(check["ok"] for check in told["checks"])
+
+
 def test_the_probe_needs_no_user_of_the_image(here):
     reference = build(here, "gfx1201")["gfx1201"]["image"]["reference"]
 

@@ -138,15 +138,17 @@ def test_verbs_without_options_take_everything(invoke, calls):
 # --dry
 
 
-@pytest.mark.parametrize("words", [("--dry", "build"), ("build", "--dry"), ("-R", "build")])
-def test_dry_shows_the_plan_of_a_build(invoke, calls, words):
+@pytest.mark.parametrize(
+    "words", [("--dry", "build"), ("build", "--dry"), ("-R", "build"), ("--dry", "smoke")]
+)
+def test_dry_shows_the_plan(invoke, calls, words):
     ended, _, _ = invoke(*words, "--target", "gfx1201")
 
     assert ended == 0
     assert [options["dry_run"] for _, _, options in calls] == [True]
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "build"])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in {"build", "smoke"}])
 @pytest.mark.parametrize("order", [1, -1])
 def test_dry_never_starts_work(invoke, calls, verb, order):
     ended, out, err = invoke(*["--dry", verb][::order])
@@ -181,6 +183,9 @@ def test_each_kind_of_failure_has_its_code():
         "ReproError": 6,
         "EngineError": 7,
         "TargetError": 8,
+        "SmokeError": 9,
+        "NoGpuError": 10,
+        "FitError": 11,
         "TrustError": 12,
     }
 

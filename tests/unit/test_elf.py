@@ -574,3 +574,39 @@ def test_elf_library_is_loaded_only_when_it_is_used():
 
     assert "elftools" not in loaded
     assert "zstandard" not in loaded
+
+
+# Taking code out
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_code_is_taken_out_of_plain_and_compressed_bundles(file, version):
+    packed = bundle(
+        (TRIPLE + "gfx1201", b"first"),
+        (TRIPLE + "gfx1100", b"other"),
+        (TRIPLE + "gfx1201", b"x" * 99),
+    )
+    content = compressed(packed, version).ljust(4096, b"\0") + host_and("gfx1201", code=b"plain")
+
+    found = list(elf.extract(file(fat(content)), {"gfx1201"}))
+
+    assert found == [("gfx1201", b"first"), ("gfx1201", b"x" * 99), ("gfx1201", b"plain")]
+
+
+def test_code_is_taken_out_of_a_file_that_is_code(file):
+    whole = elf_file(machine=224, flags=0x4E, abi=4)
+
+    assert list(elf.extract(file(whole), {"gfx1201"})) == [("gfx1201", whole)]
+
+
+@pytest.mark.parametrize("content", [b"", b"text"])
+def test_nothing_is_taken_out_of_what_holds_no_code(file, content):
+    assert list(elf.extract(file(content), {"gfx1201"})) == []
+
+
+def test_only_what_was_kept_of_a_bundle_is_taken_out(file, monkeypatch):
+    path = file(fat(compressed(host_and("gfx1201", code=bytes(5_000)))))
+    monkeypatch.setattr(elf, "_EXTRACTED_LIMIT", 1_000)
+
+    with pytest.raises(BuildError, match="5000 bytes of code"):
+        list(elf.extract(path, {"gfx1201"}))

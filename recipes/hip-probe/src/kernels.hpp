@@ -2,6 +2,8 @@
 // Each launch returns the runtime's answer; results are there when the stream is synchronised.
 #pragma once
 
+#include "backend.hpp"
+
 #include <hip/hip_runtime_api.h>
 
 namespace probe {
@@ -21,12 +23,6 @@ constexpr unsigned long long answer_to(unsigned long long challenge)
 {
     return (challenge ^ 0x726f6362616b65ULL) * 0x9e3779b97f4a7c15ULL;
 }
-
-struct MatrixShape {
-    int rows;
-    int inner;
-    int columns;
-};
 
 // Succeeds only if the program carries machine code that the current device can run.
 [[nodiscard]] hipError_t find_code_object();

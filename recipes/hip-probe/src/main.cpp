@@ -1,15 +1,19 @@
 // hip-probe: the order of events. What each of them does stands in the files beside this one.
 
-#include "checks.hpp"
+#include "checklist.hpp"
 #include "devices.hpp"
+#include "gpu.hpp"
 #include "hip.hpp"
+#include "hip_library.hpp"
+#include "host.hpp"
+#include "names.hpp"
 #include "options.hpp"
 #include "supervise.hpp"
-#include "names.hpp"
+#include "workloads.hpp"
 
-#include <chrono>
-#include <cmath>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #ifndef HIP_PROBE_COMPILED_FOR
 #error "say for which GPU targets: -DHIP_PROBE_COMPILED_FOR='\"gfx1201,gfx1100\"'"
@@ -70,38 +74,7 @@ void require_code_object(const Device& device, const std::vector<Device>& device
     require(status, "hipFuncGetAttributes");
 }
 
-// Reports what `run` finds, and also that it threw; returns whether it passed.
-template <typename Run>
-bool perform(Wire& wire, std::string_view name, const Run& run)
-{
-    wire.begin(name);
-    const auto start = std::chrono::steady_clock::now();
-    const auto report = [&](const Finding& finding) {
-        const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-        const double milliseconds = std::round(elapsed.count() * 1000) / 1000;
-        wire.check(json::Object()
-                       .add("name", name)
-                       .add("ok", finding.ok())
-                       .add("expected", finding.expected)
-                       .add("got", finding.got)
-                       .add("detail", finding.detail)
-                       .add("milliseconds", milliseconds));
-        say((finding.ok() ? "ok    " : "WRONG ") + std::string(name) + ": " + finding.detail);
-    };
-
-    try {
-        const Finding finding = run();
-        report(finding);
-        return finding.ok();
-    } catch (const Failure& failure) {
-        report({json::write("no error"),
-                json::write(failure.hip_error.empty() ? failure.reason : failure.hip_error),
-                failure.message});
-        throw;
-    }
-}
-
-void run(const Options& options, Wire& wire)
+void run_on_gpu(const Options& options, Wire& wire)
 {
     wire.begin("devices");
     wire.hip(hip_versions());
@@ -119,8 +92,8 @@ void run(const Options& options, Wire& wire)
     require(hipSetDevice(device.index), "hipSetDevice");
     require_code_object(device, devices);
 
-    std::vector<std::string> wrong;
-    const bool knows_itself = perform(wire, "identity", [&] {
+    Checklist checks(wire, "");
+    checks.perform("identity", [&] {
         Identification identification = identify(device, compiled_for());
         if (identification.finding.ok())
             wire.computed_on(json::Object()
@@ -133,24 +106,35 @@ void run(const Options& options, Wire& wire)
                                  .add("clock_end", identification.identity.clock_end));
         return std::move(identification.finding);
     });
-    if (!knows_itself)
-        wrong.emplace_back("identity");
-    for (const Check& check : all_checks())
-        if (!perform(wire, check.name, [&] { return check.run(device); }))
-            wrong.emplace_back(check.name);
+    for (const Workload& workload : all_workloads())
+        checks.perform(workload.name, [&] { return workload.run(kGpu); });
+    checks.perform("streams", [&] { return check_streams(device); });
+    checks.conclude(Verdict::pass);
+}
 
-    if (wrong.empty())
-        return wire.end(Verdict::pass);
-    Failure failure(Verdict::wrong_result, "wrong-result", "not the expected result: " + join(wrong));
-    failure.step = wrong.front();
-    throw failure;
+// Calls nothing of HIP: even the question for its version opens /dev/kfd.
+void run_on_host(Wire& wire)
+{
+    wire.begin("host");
+    wire.hip(json::Object()
+                 .add("runtime", hip_library_version())
+                 .add("driver", std::nullopt)
+                 .add("compiled_with", version_text(HIP_VERSION)));
+    const std::optional<std::string> processor = processor_name("/");
+    say(processor.value_or("a processor without a name") + " computes, and no GPU");
+
+    Checklist checks(wire, "; the host computed");
+    for (const Workload& workload : all_workloads())
+        checks.perform(workload.name, [&] { return workload.run(kHost); });
+    wire.computed_on(json::Object().add("kind", "host").add("name", processor));
+    checks.conclude(Verdict::host);
 }
 
 int conclude(const Report& report)
 {
     std::fputs(document(report, compiled_for()).c_str(), stdout);
     if (std::fflush(stdout) != 0) {
-        std::perror("hip-probe: cannot write the document to stdout");
+        say(std::string("cannot write the document to stdout: ") + std::strerror(errno));
         return entry_of(Verdict::runtime_error).exit_code;
     }
     const VerdictEntry& entry = entry_of(report.verdict);
@@ -174,8 +158,13 @@ int main(int argc, char** argv)
             std::printf("hip-probe %s\n", std::string(kVersion).c_str());
             return 0;
         }
-        return conclude(supervise([&options](Wire& wire) { run(options, wire); },
-                                  std::chrono::seconds(options.timeout_seconds)));
+        const std::chrono::seconds timeout(options.timeout_seconds);
+        if (options.action == Action::host) {
+            speaker = "hip-probe on the host";
+            return conclude(supervise(run_on_host, timeout, ""));
+        }
+        return conclude(
+            supervise([&options](Wire& wire) { run_on_gpu(options, wire); }, timeout, kLookAtTheHost));
     } catch (const UsageError& error) {
         Report report;
         report.verdict = Verdict::usage;

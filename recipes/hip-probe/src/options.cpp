@@ -26,6 +26,7 @@ Options parse_options(const std::vector<std::string_view>& arguments)
 {
     Options options;
     bool list = false;
+    bool host = false;
 
     for (std::size_t i = 0; i < arguments.size(); ++i) {
         const std::string_view argument = arguments[i];
@@ -46,6 +47,8 @@ Options parse_options(const std::vector<std::string_view>& arguments)
             options.timeout_seconds = number(1, kLongestTimeout);
         else if (argument == "--list")
             list = true;
+        else if (argument == "--host")
+            host = true;
         else if (argument == "--help" || argument == "-h" || argument == "--version") {
             options.action = argument == "--version" ? Action::version : Action::help;
             return options;
@@ -54,8 +57,13 @@ Options parse_options(const std::vector<std::string_view>& arguments)
                              ('"' + std::string(argument)) + '"'};
     }
 
+    if (host && (list || options.device))
+        throw UsageError{std::string("--host asks for no device; leave out ") +
+                         (list ? "--list" : "--device")};
     if (list && options.device)
         throw UsageError{"--list shows every device; leave out --device"};
+    if (host)
+        options.action = Action::host;
     if (list)
         options.action = Action::list;
     return options;
@@ -67,9 +75,11 @@ std::string help_text()
         "hip-probe: shows that a GPU is reached through HIP and computes what it should\n"
         "\n"
         "usage: hip-probe [--device N] [--timeout SECONDS]\n"
+        "       hip-probe --host [--timeout SECONDS]\n"
         "       hip-probe --list\n"
         "\n"
         "  --device N         run on device N (default: the first)\n"
+        "  --host             let the host compute instead of a GPU: this is no pass\n"
         "  --list             list the devices and run nothing\n"
         "  --timeout SECONDS  give up after so long and name the step that hung (default: 60)\n"
         "  --json             write one JSON document to stdout (this is the default and the only form)\n"

@@ -10,7 +10,7 @@ namespace probe {
 
 inline constexpr std::string_view kVersion = "1.0.0";
 
-enum class Action { run, list, help, version };
+enum class Action { run, host, list, help, version };
 
 struct Options {
     Action action = Action::run;

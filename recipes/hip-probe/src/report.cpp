@@ -48,9 +48,12 @@ json::Value to_json(const Failure& failure)
         .add("step", unless_empty(failure.step));
 }
 
+std::string_view speaker = "hip-probe";
+
 void say(std::string_view sentence)
 {
-    std::fprintf(stderr, "hip-probe: %.*s\n", static_cast<int>(sentence.size()), sentence.data());
+    std::fprintf(stderr, "%.*s: %.*s\n", static_cast<int>(speaker.size()), speaker.data(),
+                 static_cast<int>(sentence.size()), sentence.data());
 }
 
 void say(const Failure& failure)

@@ -35,6 +35,9 @@ inline constexpr const char* kLookAtTheHost = "On the host, see: dmesg | grep -i
 
 json::Value to_json(const Failure& failure);
 
+// What every line on stderr begins with; it is set once, before there is a second process.
+extern std::string_view speaker;
+
 // One line on stderr, for people.
 void say(std::string_view sentence);
 void say(const Failure& failure);

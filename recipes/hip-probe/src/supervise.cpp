@@ -50,6 +50,8 @@ constexpr std::chrono::seconds kPatienceAfterKill{2};
 // Puts the lines of the child together.
 class Listener {
 public:
+    explicit Listener(std::string hint) : hint_(std::move(hint)) {}
+
     void hear(std::string_view bytes)
     {
         pending_ += bytes;
@@ -60,7 +62,7 @@ public:
 
     void blame(std::string reason, std::string message)
     {
-        Failure failure(Verdict::runtime_error, std::move(reason), std::move(message), kLookAtTheHost);
+        Failure failure(Verdict::runtime_error, std::move(reason), std::move(message), hint_);
         failure.step = step_;
         say(failure);
         report_.verdict = failure.verdict;
@@ -100,6 +102,7 @@ private:
                 }
     }
 
+    std::string hint_;
     std::string pending_;
     std::string step_ = "start";
     bool has_verdict_ = false;
@@ -169,7 +172,8 @@ void Wire::send(std::string_view key, std::string_view value) const
     }
 }
 
-Report supervise(const std::function<void(Wire&)>& work, std::chrono::seconds timeout)
+Report supervise(const std::function<void(Wire&)>& work, std::chrono::seconds timeout,
+                 const std::string& hint)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0)
@@ -184,7 +188,7 @@ Report supervise(const std::function<void(Wire&)>& work, std::chrono::seconds ti
     }
     close(ends[1]);
 
-    Listener listener;
+    Listener listener(hint);
     const auto deadline = Clock::now() + timeout;
     const bool ended = listen_until_end(ends[0], deadline, listener);
     if (!ended)

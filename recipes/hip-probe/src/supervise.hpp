@@ -36,7 +36,8 @@ private:
     std::string step_;
 };
 
-// A Failure thrown by `work` becomes the error of the report.
-Report supervise(const std::function<void(Wire&)>& work, std::chrono::seconds timeout);
+// A Failure thrown by `work` becomes the error of the report; `hint` is what to do when it hangs or crashes.
+Report supervise(const std::function<void(Wire&)>& work, std::chrono::seconds timeout,
+                 const std::string& hint);
 
 } // namespace probe

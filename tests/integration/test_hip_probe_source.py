@@ -1,30 +1,34 @@
+"""The source of hip-probe, compiled and run in the image that it is built in.
+
+A machine that runs these tests needs no compiler: everything is compiled once, in one container
+without a network, and every case is a command in it.
+"""
+
+from __future__ import annotations
+
+import io
 import json
-import os
 import re
-import shlex
-import shutil
 import subprocess
-import tempfile
+import tarfile
+import uuid
 from pathlib import Path
 
 import pytest
-import yaml
 
-from rocbake import errors
+from rocbake import engine
+
+pytestmark = pytest.mark.timeout(1800)
 
 RECIPE_DIR = Path(__file__).parents[2] / "recipes" / "hip-probe"
 SRC = RECIPE_DIR / "src"
-BUILD = (RECIPE_DIR / "build.sh").read_text()
 README = (SRC / "README.md").read_text()
-SOURCES = {path.name: path.read_text() for path in SRC.iterdir() if path.suffix != ".md"}
-
-# What is compiled without HIP, and so can be tried on any machine with a C++ compiler.
-HOST_UNITS = ["nodes.cpp", "options.cpp", "report.cpp", "supervise.cpp"]
-HOST_HEADERS = ["json.hpp", "names.hpp", "nodes.hpp", "options.hpp", "report.hpp"]
-HOST_HEADERS += ["supervise.hpp", "verdict.hpp"]
+VERDICTS = re.findall(r"^\| `([\w-]+)` \| (\d+) \| (.+) \|$", README, re.MULTILINE)
+CODES = {name: int(code) for name, code, _ in VERDICTS}
 
 # One translation unit: parsing the standard library is what takes the time.
 DRIVER = r"""
+#include "host.cpp"
 #include "names.hpp"
 #include "nodes.cpp"
 #include "options.cpp"
@@ -113,10 +117,12 @@ int main(int argc, char** argv)
         std::puts(to_json(why_not_opened(argv[2], "/dev/kfd", std::atoi(argv[3]))).text.c_str());
     } else if (what == "render-node") {
         std::puts(json::write(render_node_of(argv[2], argv[3])).text.c_str());
+    } else if (what == "processor") {
+        std::puts(json::write(processor_name(argv[2])).text.c_str());
     } else if (what == "supervise") {
         const std::string how = argv[2];
         const auto work = [&how](Wire& wire) { misbehave(how, wire); };
-        const Report report = supervise(work, std::chrono::seconds(1));
+        const Report report = supervise(work, std::chrono::seconds(1), "what to do");
         std::fputs(document(report, {"gfx1201", "gfx12-generic"}).c_str(), stdout);
         return entry_of(report.verdict).exit_code;
     }
@@ -124,253 +130,123 @@ int main(int argc, char** argv)
 """
 
 
-def tool(*names):
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    missing = f"none of {', '.join(names)} is on PATH"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+# What is done to the host's code, and the checks that must then fail.
+BROKEN = {
+    "transfer": ("return back;", "back[1000] ^= 1; return back;", ["transfer"]),
+    "increment": ("result[i] += 1;", "result[i] += 2;", ["increment"]),
+    "guard": ("std::min(count, (block", "std::min(count + 1, (block", ["increment"]),
+    "matmul": ("* b_tile[k][x]", "* b_tile[x][k]", ["matmul", "matmul-edges"]),
+    "edges": ("start < shape.inner;", "start + kTile <= shape.inner;", ["matmul-edges"]),
+    "reduce": ("distance > 0;", "distance > 1;", ["reduce"]),
+}
+
+# The driver and the program at once; then the program again with each change, from its objects.
+COMPILE = """\
+set -eu
+cd /work
+hipcc -std=c++20 -O0 -Wall -Wextra -Werror -I recipe/src -x c++ driver.cpp -o driver &
+export GPU_TARGETS=gfx1201 SOURCE_DATE_EPOCH=1700000000 ROCBAKE_RECIPE_DIR=/work/recipe
+ROCBAKE_BUILD_DIR=/work/build ROCBAKE_DIST_DIR=/work/dist recipe/build.sh
+wait $!
+printf '%s\\n' broken/*.cpp | xargs -P "$(nproc)" -I{} \
+    hipcc -std=c++20 -O0 -Wall -Wextra -Werror -I recipe/src -x c++ -c {} -o {}.o
+mv build/host.cpp.o host.o
+for object in broken/*.o; do hipcc build/*.o "$object" -o "${object%.cpp.o}"; done
+"""
+
+# Whoever opens the pipe for reading lets the one who waits to write go on.
+TRAP = """\
+mkfifo /dev/kfd
+(: >/dev/kfd; touch /work/opened) &
+/work/dist/bin/hip-probe "$@" >/dev/null 2>&1
+sleep 0.2
+test -e /work/opened && opened=yes || opened=no
+kill $! 2>/dev/null
+rm -f /dev/kfd /work/opened
+echo $opened
+"""
 
 
-@pytest.fixture(scope="module")
-def open_dir():
-    """Return a folder that any user may enter, as those below tmp_path may not."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
+class Sdk:
+    """A container of the image that hip-probe is compiled in."""
 
+    def __init__(self, container):
+        self._container = container
 
-@pytest.fixture(scope="module")
-def driver(open_dir):
-    """Compile the host side of hip-probe with a program that calls it; return how to run it."""
-    compiler = tool("c++", "g++", "clang++")
-    source = open_dir / "driver.cpp"
-    source.write_text(DRIVER)
-    flags = ["-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{SRC}"]
-    program = open_dir / "driver"
-    subprocess.run([compiler, *flags, source, "-o", program], check=True)
+    def put(self, files, owner=(0, 0)):
+        """Put files into it: bytes by absolute path, or whole folders of this machine."""
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as tar:
 
-    def run(*arguments, stdin="", env=None, **options):
-        return subprocess.run(
-            [program, *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=30,
-            env={"PATH": os.environ["PATH"], **(env or {})},
-            **options,
+            def entry(info):
+                info.uid, info.gid = owner
+                # Folders of pytest's are closed to everyone else.
+                info.mode = 0o755 if info.isdir() else info.mode
+                return info
+
+            for path, content in files.items():
+                if isinstance(content, Path):
+                    tar.add(content, path, filter=entry)
+                else:
+                    info = tarfile.TarInfo(path)
+                    info.size = len(content)
+                    tar.addfile(entry(info), io.BytesIO(content))
+        assert self._container.put_archive("/", stream.getvalue())
+
+    def run(self, *words, user="root", env=None):
+        """Run a command in it to its end."""
+        answer = self._container.exec_run(
+            ["timeout", "600", *words], user=user, environment=env, demux=True
         )
-
-    return run
-
-
-def table(heading):
-    """Return the rows of the README's table below a heading, without the table's own head."""
-    section = README.split(f"## {heading}\n")[1].split("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip().replace("`", "") for cell in row] for row in rows[2:]]
+        stdout, stderr = (part.decode() if part else "" for part in answer.output)
+        return subprocess.CompletedProcess(words, answer.exit_code, stdout, stderr)
 
 
-# build.sh
-
-
-def test_build_script_is_clean():
-    checked = subprocess.run([tool("shellcheck"), RECIPE_DIR / "build.sh"], check=False)
-
-    assert checked.returncode == 0
-
-
-def test_build_script_keeps_its_contract():
-    assert BUILD.startswith("#!/usr/bin/env bash\n")
-    assert "\nset -euo pipefail\n" in BUILD
-    assert len(BUILD.splitlines()) <= 60
-    assert os.access(RECIPE_DIR / "build.sh", os.X_OK)
-    assert "/opt/rocm" not in BUILD
-
-
-@pytest.mark.parametrize(
-    "flag",
-    ["-fuse-cuid=none", "-ffile-prefix-map", "-Werror=date-time", "-Wl,--build-id=sha1", "-Werror"],
-)
-def test_build_script_asks_for_the_same_bytes(flag):
-    assert flag in BUILD
+@pytest.fixture(scope="module")
+def compiled(sdk):
+    """Return a container with the driver, hip-probe, and hip-probe with each broken host."""
+    host = (SRC / "host.cpp").read_text()
+    files = {"work/recipe": RECIPE_DIR, "work/driver.cpp": DRIVER.encode()}
+    for name, (old, new, _) in BROKEN.items():
+        assert host.count(old) == 1, old
+        files[f"work/broken/{name}.cpp"] = host.replace(old, new).encode()
+    with engine.started(sdk, ["sleep", "infinity"], read_only=False) as container:
+        made = Sdk(container)
+        made.put(files)
+        ended = made.run("bash", "-c", COMPILE)
+        assert ended.returncode == 0, ended.stderr
+        # For a process with a group that its user's own is not.
+        made.run("sh", "-c", "echo 'also:x:44:nobody' >>/etc/group")
+        yield made
 
 
 @pytest.fixture
-def build(tmp_path):
-    """Run build.sh with a compiler that writes down how it was called."""
-    calls = tmp_path / "calls"
-    (tmp_path / "bin").mkdir()
-    compiler = tmp_path / "bin" / "hipcc"
-    compiler.write_text(
-        f'#!/bin/bash\necho "${{@@Q}}" >>{shlex.quote(str(calls))}\n'
-        'while [[ $1 != -o ]]; do shift; done; echo compiled >"$2"\n'
-    )
-    compiler.chmod(0o755)
+def driver(compiled):
+    """Return how to run the program that calls the host side of hip-probe.
 
-    def run(targets, *, jobs="1", path=None):
-        calls.write_text("")
-        env = {
-            "PATH": path or f"{tmp_path / 'bin'}:/usr/bin:/bin",
-            "SOURCE_DATE_EPOCH": "1700000000",
-            "ROCBAKE_JOBS": jobs,
-            "ROCBAKE_RECIPE_DIR": str(RECIPE_DIR),
-            "ROCBAKE_BUILD_DIR": str(tmp_path / "build"),
-            "ROCBAKE_DIST_DIR": str(tmp_path / "dist"),
-        }
-        if targets is not None:
-            env["GPU_TARGETS"] = targets
-        ended = subprocess.run(
-            ["/bin/bash", RECIPE_DIR / "build.sh"],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return ended, [shlex.split(line) for line in calls.read_text().splitlines()]
+    A path among the arguments is a folder, which the program finds as it is here.
+    """
+
+    def run(*arguments, stdin="", user="root", owner=(0, 0), env=None):
+        place = f"/roots/{uuid.uuid4()}"
+        words = [place if isinstance(word, Path) else str(word) for word in arguments]
+        folders = {place[1:]: word for word in arguments if isinstance(word, Path)}
+        compiled.put({f"{place[1:]}.stdin": stdin.encode(), **folders}, owner)
+        command = f'exec /work/driver "$@" <{place}.stdin'
+        return compiled.run("sh", "-c", command, "sh", *words, user=user, env=env)
 
     return run
 
 
-def test_build_compiles_kernels_for_every_target_and_links_once(build, tmp_path):
-    ended, calls = build("gfx1201,gfx90a:xnack+,gfx12-generic", jobs="2")
+@pytest.fixture(scope="module")
+def hip_probe(compiled):
+    """Return how to run the program itself: what it ended with, and its document."""
 
-    assert ended.returncode == 0, ended.stderr
-    kernels = [call for call in calls if any(word.endswith("kernels.hip") for word in call)]
-    assert len(kernels) == 1
-    asked = [word for word in kernels[0] if word.startswith("--offload-arch=")]
-    assert asked == [
-        "--offload-arch=gfx12-generic",
-        "--offload-arch=gfx1201",
-        "--offload-arch=gfx90a:xnack+",
-    ]
-    assert len(calls) == len(list(SRC.glob("*.cpp"))) + len(list(SRC.glob("*.hip"))) + 1
-    assert (tmp_path / "dist" / "bin" / "hip-probe").stat().st_mode & 0o777 == 0o755
-    assert (tmp_path / "dist" / "share" / "doc" / "hip-probe" / "README.md").is_file()
+    def run(*options, program="/work/dist/bin/hip-probe"):
+        ended = compiled.run(program, *options)
+        return ended, json.loads(ended.stdout)
 
-
-def test_build_calls_do_not_depend_on_the_order_of_targets(build):
-    _, first = build("gfx1201,gfx1100")
-    _, second = build("gfx1100,gfx1201,gfx1100")
-
-    assert first == second
-    assert any('-DHIP_PROBE_COMPILED_FOR="gfx1100,gfx1201"' in call for call in first)
-
-
-def test_build_passes_no_run_path(build):
-    _, calls = build("gfx1201")
-
-    assert not [word for call in calls for word in call if "rpath" in word]
-
-
-def test_build_without_targets_or_compiler_says_so(build):
-    without_targets, _ = build(None)
-    without_compiler, _ = build("gfx1201", path="/usr/bin:/bin")
-
-    assert without_targets.returncode != 0
-    assert "GPU targets" in without_targets.stderr
-    if not shutil.which("hipcc", path="/usr/bin:/bin"):
-        assert without_compiler.returncode != 0
-        assert "hipcc is not on PATH" in without_compiler.stderr
-
-
-# What is said in two places
-
-
-def verdicts_in_source():
-    entry = r'VerdictEntry\{\s*Verdict::(\w+),\s*"([^"]+)",\s*(\d+),\s*"([^"]+)"\s*\}'
-    return re.findall(entry, SOURCES["verdict.hpp"])
-
-
-def test_every_verdict_is_documented_with_its_exit_code():
-    assert table("How it ends") == [list(entry[1:]) for entry in verdicts_in_source()]
-
-
-def test_every_verdict_of_the_enumeration_has_an_entry():
-    enumeration = re.search(r"enum class Verdict \{([^}]*)\}", SOURCES["verdict.hpp"])[1]
-
-    names = [name.strip() for name in enumeration.split(",")]
-
-    assert names == [entry[0] for entry in verdicts_in_source()]
-    assert [entry[1] for entry in verdicts_in_source()] == [
-        name.replace("_", "-") for name in names
-    ]
-
-
-def test_exit_codes_do_not_collide_with_those_of_rocbake():
-    codes = {entry[1]: int(entry[2]) for entry in verdicts_in_source()}
-    meanings = {
-        error.exit_code
-        for error in vars(errors).values()
-        if isinstance(error, type) and issubclass(error, errors.RocbakeError)
-    }
-
-    assert {name: code for name, code in codes.items() if code != 0} == {
-        "usage": errors.UsageError.exit_code,
-        "wrong-result": 9,
-        "no-gpu": 10,
-        "no-code-object": 13,
-        "runtime-error": 14,
-    }
-    assert not {13, 14} & meanings
-
-
-def test_kernels_are_those_documented_and_each_is_launched():
-    source = SOURCES["kernels.hip"]
-    device_code = source[source.index('extern "C" {') : source.index('} // extern "C"')]
-    signatures = re.findall(r"__launch_bounds__\([\w:]+\) void (\w+\([^)]*\))", device_code)
-    signatures = [re.sub(r"\s+", " ", signature) for signature in signatures]
-
-    assert signatures
-    assert source.count("__global__") == len(signatures)
-    assert sorted(signatures) == sorted(row[0] for row in table("The kernels"))
-    for signature in signatures:
-        assert f"{signature.partition('(')[0]}<<<" in source
-
-
-def test_device_code_stays_in_one_unit():
-    with_device_code = [
-        name for name, text in SOURCES.items() if re.search(r"__(global|device)__", text)
-    ]
-
-    assert with_device_code == ["kernels.hip"]
-
-
-def test_checks_are_those_documented():
-    in_source = re.findall(r'\{"([\w-]+)", \w+\}', SOURCES["checks.cpp"])
-    documented = [name for row in table("What is checked") for name in row[0].split(", ")]
-
-    assert documented == ["identity", *in_source]
-
-
-def test_fields_of_the_document_are_those_documented():
-    in_source = re.findall(r'\bfield\("(\w+)"', SOURCES["report.cpp"])
-    documented = [name for row in table("The document, schema 1") for name in row[0].split(", ")]
-
-    assert documented == in_source
-
-
-def test_reasons_for_no_gpu_are_documented():
-    documented = set(re.findall(r"`((?:kfd|render)-\w+|no-device)`", README))
-    literal = set(re.findall(r'"((?:kfd|render)-\w+|no-device)"', SOURCES["nodes.cpp"]))
-    endings = set(re.findall(r'kind \+ "(-\w+)"', SOURCES["nodes.cpp"]))
-
-    assert documented == literal | {kind + end for kind in ("kfd", "render") for end in endings}
-
-
-def test_version_is_the_recipe_s():
-    recipe = yaml.safe_load((RECIPE_DIR / "recipe.yaml").read_text())
-
-    assert f'kVersion = "{recipe["version"]}"' in SOURCES["options.hpp"]
-
-
-@pytest.mark.parametrize("name", HOST_UNITS + HOST_HEADERS)
-def test_host_side_knows_nothing_of_hip(name):
-    assert "#include <hip" not in SOURCES[name]
-    assert '"hip.hpp"' not in SOURCES[name]
+    return run
 
 
 # The writer of JSON
@@ -432,9 +308,10 @@ def test_values_of_every_kind(driver):
         ([], "0 -1 60"),
         (["--json"], "0 -1 60"),
         (["--device", "3", "--timeout=5"], "0 3 5"),
-        (["--list"], "1 -1 60"),
-        (["--help", "--nonsense"], "2 -1 60"),
-        (["--version"], "3 -1 60"),
+        (["--host", "--timeout", "7"], "1 -1 7"),
+        (["--list"], "2 -1 60"),
+        (["--help", "--nonsense"], "3 -1 60"),
+        (["--version"], "4 -1 60"),
     ],
 )
 def test_options_are_understood(driver, arguments, expected):
@@ -457,6 +334,10 @@ def test_options_are_understood(driver, arguments, expected):
         ),
         (["--timeout", "0"], '--timeout wants a whole number from 1 to 3600, got "0"'),
         (["--list", "--device", "0"], "--list shows every device; leave out --device"),
+        (["--host", "--device", "0"], "--host asks for no device; leave out --device"),
+        (["--device=1", "--host"], "--host asks for no device; leave out --device"),
+        (["--host", "--list"], "--host asks for no device; leave out --list"),
+        (["--host=1"], 'unknown option "--host=1"'),
         (["--list=1"], 'unknown option "--list=1"'),
     ],
 )
@@ -469,10 +350,11 @@ def test_options_that_make_no_sense_are_refused(driver, arguments, message):
 def test_help_lists_every_option_and_verdict(driver):
     text = driver("help").stdout
 
-    for option in re.findall(r'"(--\w+)"', SOURCES["options.cpp"]):
-        assert option in text
-    for _, name, code, meaning in verdicts_in_source():
-        assert re.search(rf"^  {name} +{code}  {meaning}$", text, re.MULTILINE)
+    for option in re.findall(r'"(--\w+)"', (SRC / "options.cpp").read_text()):
+        assert f"  {option} " in text
+    assert VERDICTS
+    for name, code, meaning in VERDICTS:
+        assert re.search(rf"^  {name} +{code}  {re.escape(meaning)}$", text, re.MULTILINE)
 
 
 # Names of targets
@@ -598,20 +480,17 @@ def test_each_errno_has_its_own_meaning(driver, root, error, reason, said):
     assert failure["hint"]
 
 
-def test_denial_names_owner_mode_and_group(driver, open_dir):
-    (open_dir / "dev").mkdir()
-    (open_dir / "dev" / "kfd").touch()
-    (open_dir / "dev" / "kfd").chmod(0o000)
-    # Root is denied nothing by a mode, and so has to be somebody else.
-    is_root = os.geteuid() == 0
-    nobody = {"user": 65534, "group": 65534, "extra_groups": [44]} if is_root else {}
+def test_denial_names_owner_mode_and_group(driver, root):
+    (root / "dev" / "kfd").touch()
+    (root / "dev" / "kfd").chmod(0o000)
 
-    failure = json.loads(driver("why-not-opened", open_dir, 13, **nobody).stdout)
+    failure = json.loads(
+        driver("why-not-opened", root, 13, user="nobody", owner=(1234, 992)).stdout
+    )
 
-    assert f"owned by {os.geteuid()}:{os.getegid()}, mode 0000" in failure["message"]
-    if is_root:
-        assert "this process is user 65534 with groups 44, 65534" in failure["message"]
-    assert failure["hint"].endswith(f"--group-add {os.getegid()}")
+    assert "owned by 1234:992, mode 0000" in failure["message"]
+    assert "this process is user 65534 with groups 44, 65534" in failure["message"]
+    assert failure["hint"].endswith("--group-add 992")
 
 
 def test_denial_by_selinux_names_the_boolean(driver, root):
@@ -644,9 +523,8 @@ def test_work_that_ends_well(driver):
 
     report = json.loads(ended.stdout)
     assert ended.returncode == 0
-    assert list(report) == [
-        name for row in table("The document, schema 1") for name in row[0].split(", ")
-    ]
+    written = (SRC / "report.cpp").read_text()
+    assert list(report) == re.findall(r'\bfield\("(\w+)"', written)
     assert report["schema"] == 1
     assert report["compiled_for"] == ["gfx1201", "gfx12-generic"]
     assert report["environment"] == {"HIP_VISIBLE_DEVICES": "0"}
@@ -685,11 +563,111 @@ def test_work_that_goes_wrong_still_gives_one_document(driver, how, verdict, rea
     ended = driver("supervise", how)
 
     report = json.loads(ended.stdout)
-    codes = {entry[1]: int(entry[2]) for entry in verdicts_in_source()}
-    assert ended.returncode == codes[verdict]
+    assert ended.returncode == CODES[verdict]
     assert report["verdict"] == verdict
     assert report["error"]["reason"] == reason
     assert report["error"]["step"] == "second"
     assert report["error"]["message"] == message
+    assert report["error"]["hint"] == {"throw": None, "fail": "hint"}.get(how, "what to do")
     assert report["checks"] == [{"name": "first", "ok": True}]
     assert message in ended.stderr
+
+
+# The host's own path
+
+
+def test_host_computes_and_says_so(compiled, hip_probe):
+    ended, report = hip_probe("--host")
+
+    assert ended.returncode == 0
+    assert (report["verdict"], report["error"]) == ("host", None)
+    assert [check["name"] for check in report["checks"]] == [
+        "transfer",
+        "increment",
+        "matmul",
+        "matmul-edges",
+        "reduce",
+    ]
+    for check in report["checks"]:
+        assert check["ok"]
+        assert check["expected"] == check["got"]
+        assert check["detail"].endswith("; the host computed")
+    assert report["checks"][1]["got"] == [2, 3, 4]
+    assert (report["devices"], report["device"]) == ([], None)
+    name = compiled.run("sed", "-n", r"s/^model name\s*: //p", "/proc/cpuinfo").stdout
+    assert report["computed_on"] == {"kind": "host", "name": (name.splitlines() or [None])[0]}
+
+
+def test_host_says_so_on_every_line(hip_probe):
+    ended, report = hip_probe("--host")
+
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 1 + len(report["checks"]) + 1
+    assert all(line.startswith("hip-probe on the host: ") for line in lines)
+    assert "no GPU was used" in lines[-1]
+    assert "pass:" not in ended.stderr
+
+
+def test_host_reads_the_version_of_the_loaded_library(compiled, hip_probe):
+    library = compiled.run(
+        "sh", "-c", "ldd /work/dist/bin/hip-probe | grep -o '/.*libamdhip64.so.[0-9]*'"
+    )
+    file = compiled.run("readlink", "-f", library.stdout.strip()).stdout.strip()
+
+    _, on_host = hip_probe("--host")
+    _, on_gpu = hip_probe()
+
+    assert file.endswith(f"/libamdhip64.so.{on_host['hip']['runtime']}")
+    assert on_host["hip"]["runtime"] == on_gpu["hip"]["runtime"]
+    assert on_host["hip"]["driver"] is None
+
+
+# Without --host it is opened, which shows that this would be seen.
+@pytest.mark.parametrize(("options", "opened"), [(["--host"], "no"), (["--list"], "yes")])
+def test_host_never_opens_the_node_of_the_driver(compiled, options, opened):
+    assert compiled.run("bash", "-c", TRAP, "bash", *options).stdout.strip() == opened
+
+
+@pytest.mark.parametrize("options", [["--host", "--device", "0"], ["--list", "--host"]])
+def test_host_refuses_what_asks_for_a_device(hip_probe, options):
+    ended, report = hip_probe(*options)
+
+    assert ended.returncode == 2
+    assert (report["verdict"], report["error"]["reason"]) == ("usage", "bad-option")
+    assert (report["checks"], report["computed_on"]) == ([], None)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_host_that_computes_wrongly_is_found_out(hip_probe, name):
+    wrong = BROKEN[name][-1]
+
+    ended, report = hip_probe("--host", program=f"/work/broken/{name}")
+
+    assert ended.returncode == 9
+    assert report["verdict"] == "wrong-result"
+    assert [check["name"] for check in report["checks"] if not check["ok"]] == wrong
+    assert report["error"]["step"] == wrong[0]
+    assert report["error"]["message"] == f"not the expected result: {', '.join(wrong)}"
+    assert report["computed_on"]["kind"] == "host"
+    assert all(line.startswith("hip-probe on the host: ") for line in ended.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Some CPU @ 3:2\nmodel name\t: other\n", "Some CPU @ 3:2"),
+        ("processor\t: 0\nmodel\t\t: 6\n", None),
+        ("model name\t: \n", None),
+        ("model name\n", None),
+        ("", None),
+    ],
+)
+def test_processor_is_called_as_the_kernel_calls_it(driver, root, cpuinfo, name):
+    (root / "proc").mkdir()
+    (root / "proc" / "cpuinfo").write_text(cpuinfo)
+
+    assert json.loads(driver("processor", root).stdout) == name
+
+
+def test_processor_without_proc_has_no_name(driver, root):
+    assert driver("processor", root).stdout.strip() == "null"
