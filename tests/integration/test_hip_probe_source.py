@@ -145,8 +145,8 @@ COMPILE = """\
 set -eu
 cd /work
 hipcc -std=c++20 -O0 -Wall -Wextra -Werror -I recipe/src -x c++ driver.cpp -o driver &
-export GPU_TARGETS=gfx1201 SOURCE_DATE_EPOCH=1700000000 ROCBAKE_RECIPE_DIR=/work/recipe
-ROCBAKE_BUILD_DIR=/work/build ROCBAKE_DIST_DIR=/work/dist recipe/build.sh
+export GPU_TARGETS=gfx1201 SOURCE_DATE_EPOCH=1700000000 ROCBAKE_RECIPE_DIR=/scratch/recipe
+ROCBAKE_BUILD_DIR=/scratch/build ROCBAKE_DIST_DIR=/scratch/dist recipe/build.sh
 wait $!
 printf '%s\\n' broken/*.cpp | xargs -P "$(nproc)" -I{} \
     hipcc -std=c++20 -O0 -Wall -Wextra -Werror -I recipe/src -x c++ -c {} -o {}.o
@@ -157,12 +157,12 @@ for object in broken/*.o; do hipcc build/*.o "$object" -o "${object%.cpp.o}"; do
 # Whoever opens the pipe for reading lets the one who waits to write go on.
 TRAP = """\
 mkfifo /dev/kfd
-(: >/dev/kfd; touch /work/opened) &
-/work/dist/bin/hip-probe "$@" >/dev/null 2>&1
+(: >/dev/kfd; touch /scratch/opened) &
+/scratch/dist/bin/hip-probe "$@" >/dev/null 2>&1
 sleep 0.2
-test -e /work/opened && opened=yes || opened=no
+test -e /scratch/opened && opened=yes || opened=no
 kill $! 2>/dev/null
-rm -f /dev/kfd /work/opened
+rm -f /dev/kfd /scratch/opened
 echo $opened
 """
 
@@ -232,7 +232,7 @@ def driver(compiled):
         words = [place if isinstance(word, Path) else str(word) for word in arguments]
         folders = {place[1:]: word for word in arguments if isinstance(word, Path)}
         compiled.put({f"{place[1:]}.stdin": stdin.encode(), **folders}, owner)
-        command = f'exec /work/driver "$@" <{place}.stdin'
+        command = f'exec /scratch/driver "$@" <{place}.stdin'
         return compiled.run("sh", "-c", command, "sh", *words, user=user, env=env)
 
     return run
@@ -242,7 +242,7 @@ def driver(compiled):
 def hip_probe(compiled):
     """Return how to run the program itself: what it ended with, and its document."""
 
-    def run(*options, program="/work/dist/bin/hip-probe"):
+    def run(*options, program="/scratch/dist/bin/hip-probe"):
         ended = compiled.run(program, *options)
         return ended, json.loads(ended.stdout)
 
@@ -610,7 +610,7 @@ def test_host_says_so_on_every_line(hip_probe):
 
 def test_host_reads_the_version_of_the_loaded_library(compiled, hip_probe):
     library = compiled.run(
-        "sh", "-c", "ldd /work/dist/bin/hip-probe | grep -o '/.*libamdhip64.so.[0-9]*'"
+        "sh", "-c", "ldd /scratch/dist/bin/hip-probe | grep -o '/.*libamdhip64.so.[0-9]*'"
     )
     file = compiled.run("readlink", "-f", library.stdout.strip()).stdout.strip()
 
@@ -641,7 +641,7 @@ def test_host_refuses_what_asks_for_a_device(hip_probe, options):
 def test_host_that_computes_wrongly_is_found_out(hip_probe, name):
     wrong = BROKEN[name][-1]
 
-    ended, report = hip_probe("--host", program=f"/work/broken/{name}")
+    ended, report = hip_probe("--host", program=f"/scratch/broken/{name}")
 
     assert ended.returncode == 9
     assert report["verdict"] == "wrong-result"

@@ -150,6 +150,7 @@ def test_script_tells_why_a_node_does_not_open(shell, tmp_path):
     os.mknod(node, 0o020660, os.makedev(1, 3))
     os.chown(node, 0, 992)
     node.chmod(0o660)
+    tmp_path.chmod(0o711)
     # By a name of its own folder: nobody else may enter the folders above it.
     words = probes.open_nodes_command(["./node"])
     words[:1] = [shutil.which(shell), "sh"] if shell == "busybox" else [shutil.which(shell)]
