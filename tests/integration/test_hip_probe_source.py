@@ -143,7 +143,7 @@ BROKEN = {
 # The driver and the program at once; then the program again with each change, from its objects.
 COMPILE = """\
 set -eu
-cd /work
+cd /scratch
 hipcc -std=c++20 -O0 -Wall -Wextra -Werror -I recipe/src -x c++ driver.cpp -o driver &
 export GPU_TARGETS=gfx1201 SOURCE_DATE_EPOCH=1700000000 ROCBAKE_RECIPE_DIR=/scratch/recipe
 ROCBAKE_BUILD_DIR=/scratch/build ROCBAKE_DIST_DIR=/scratch/dist recipe/build.sh
@@ -206,10 +206,10 @@ class Sdk:
 def compiled(sdk):
     """Return a container with the driver, hip-probe, and hip-probe with each broken host."""
     host = (SRC / "host.cpp").read_text()
-    files = {"work/recipe": RECIPE_DIR, "work/driver.cpp": DRIVER.encode()}
+    files = {"scratch/recipe": RECIPE_DIR, "scratch/driver.cpp": DRIVER.encode()}
     for name, (old, new, _) in BROKEN.items():
         assert host.count(old) == 1, old
-        files[f"work/broken/{name}.cpp"] = host.replace(old, new).encode()
+        files[f"scratch/broken/{name}.cpp"] = host.replace(old, new).encode()
     with engine.started(sdk, ["sleep", "infinity"], read_only=False) as container:
         made = Sdk(container)
         made.put(files)
