@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -400,7 +401,9 @@ def _attempt(
                 timed_out=status is None,
                 seconds=time.monotonic() - begin,
             )
-        except docker.errors.NotFound as gone:
+        except docker.errors.APIError as gone:
+            if not _is_going(gone):
+                raise
             raise EngineError(
                 f"{image}: somebody removed its container while it ran: {' '.join(command)}"
             ) from gone
@@ -436,14 +439,18 @@ def started(image: str, command: Sequence[str], **settings: Any) -> Iterator[Run
         finally:
             try:
                 container.remove(force=True)
-            except docker.errors.NotFound:
-                pass
             except docker.errors.APIError as stuck:
-                # A process that waits in the kernel for a GPU which no longer answers.
-                log.warn(
-                    f"container {container.name} cannot be ended: {_cause(stuck)}; "
-                    "if it stays, only a restart of the machine ends it"
-                )
+                if not _is_going(stuck):
+                    # A process that waits in the kernel for a GPU which no longer answers.
+                    log.warn(
+                        f"container {container.name} cannot be ended: {_cause(stuck)}; "
+                        "if it stays, only a restart of the machine ends it"
+                    )
+
+
+def _is_going(refused: docker.errors.APIError) -> bool:
+    """Tell whether an engine refuses because the container is gone, or being removed."""
+    return refused.status_code in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
 
 
 def staging_reference(name: str) -> str:

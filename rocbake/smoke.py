@@ -127,7 +127,7 @@ def on_gpu(
     writer.plan = planned
     probe = _hip_probe(entry, hip_probes, passthrough.seen_as(planned))
     engine.reap()
-    for one in dict.fromkeys((entry, probe or entry)):
+    for one in filter(None, (entry, probe)):
         _bring(one)
     return writer.run(_gpu_probes(entry, recipe, place, planned, probe), "pass", "gpu")
 

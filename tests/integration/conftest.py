@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from rocbake import engine, oci, store
 from rocbake.cache import Cache
+from rocbake.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """\
@@ -141,8 +143,22 @@ def here():
 
 
 @pytest.fixture(scope="session")
-def sdk(here):
-    """The name of the image with the HIP SDK, which a build of hip-probe leaves in the engine."""
-    done = here.invoke("build", "--recipe", "hip-probe", "--target", "gfx1201", "--json")
-    built = next(one for one in json.loads(done.stdout) if one["name"] == "rocm")
-    return built["image"]["reference"]
+def built(here):
+    """The artifacts of hip-probe for gfx1201 and of its containers, by name, images loaded."""
+    here.invoke("build", "--recipe", "hip-probe", "--target", "gfx1201")
+    entries = {
+        one.artifact.name: one
+        for one in Store(ROOT / "artifacts").entries()
+        if one.artifact.targets in {(), ("gfx1201",)}
+    }
+    for one in entries.values():
+        # What is reused is not loaded again, and somebody may have taken it from the engine.
+        if engine.layers(one.artifact.image.reference) != one.artifact.image.layers:
+            engine.load(oci.read(one.folder / store.IMAGE), one.artifact.image.reference)
+    return entries
+
+
+@pytest.fixture(scope="session")
+def sdk(built):
+    """The name of the image with the HIP SDK."""
+    return built["rocm"].artifact.image.reference
