@@ -15,6 +15,8 @@ from docker.context.config import get_context_id
 
 from rocbake import engine, oci, run
 from rocbake.errors import BuildError, EngineError
+from rocbake.gpu import DeviceNode, NodeKind
+from rocbake.passthrough import RunPlan
 
 VERSION = {"Version": "26.1.5+dfsg1", "ApiVersion": "1.45", "MinAPIVersion": "1.24"}
 INFO = {
@@ -524,3 +526,135 @@ def test_failed_bake_is_told(server, tmp_path, monkeypatch):
 
     with pytest.raises(BuildError, match=r"step failed: .a 1/1. RUN false\nfirst error: error: no"):
         engine.bake(tmp_path / "bake.json", ["default"], log_path=tmp_path / "log")
+
+
+# Run plans
+
+
+def planned(**changes):
+    nodes = tuple(
+        DeviceNode(path, NodeKind.CHARACTER, 0o660, 0, 992, 1, 3)
+        for path in ("/dev/kfd", "/dev/dri/renderD128")
+    )
+    return RunPlan(
+        **{"image": "image", "user": "1000", "card": None, "nodes": nodes, "groups": (105, 992)}
+        | changes
+    )
+
+
+def created(server):
+    return next(
+        json.loads(body)
+        for one, body in zip(server.requests, server.bodies, strict=True)
+        if one[1] == "/containers/create"
+    )
+
+
+def test_plan_is_what_the_engine_is_told(container, tmp_path):
+    ended = engine.attempt(planned(environment={"A": "b"}), ["true"], root=tmp_path)
+
+    told = created(container)
+    host = told["HostConfig"]
+    assert (ended.exit_code, ended.timed_out) == (3, False)
+    assert host["Devices"] == [
+        {"PathOnHost": f"{tmp_path}{path}", "PathInContainer": path, "CgroupPermissions": "rw"}
+        for path in ("/dev/kfd", "/dev/dri/renderD128")
+    ]
+    assert host["GroupAdd"] == ["105", "992"]
+    assert host["Memory"] == host["MemorySwap"] == 8 << 30
+    assert (host["ShmSize"], host["PidsLimit"]) == (1 << 30, 4096)
+    assert (host["NetworkMode"], host["IpcMode"]) == ("none", "private")
+    assert host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["ReadonlyRootfs"] is True
+    assert not host.get("Privileged")
+    assert told["Env"] == ["A=b"]
+    assert "User" not in told or told["User"] in {"", None}
+    assert removed(container)
+
+
+@pytest.mark.parametrize(
+    ("relaxed", "key", "value"),
+    [
+        ("privileged", "Privileged", True),
+        ("seccomp", "SecurityOpt", ["no-new-privileges", "seccomp=unconfined"]),
+        ("ipc", "IpcMode", "host"),
+        ("network", "NetworkMode", "host"),
+    ],
+)
+def test_each_relaxation_gives_up_one_thing(container, relaxed, key, value):
+    engine.attempt(planned(relaxed=(relaxed,)), ["true"])
+    given_up = created(container)["HostConfig"]
+    container.requests.clear()
+    container.bodies.clear()
+    engine.attempt(planned(), ["true"])
+    usual = created(container)["HostConfig"]
+
+    assert given_up[key] == value
+    changed = {name for name in given_up | usual if given_up.get(name) != usual.get(name)}
+    assert changed == {key} | ({"ShmSize"} if relaxed == "ipc" else set())
+
+
+def test_time_that_is_up_is_told_with_what_was_printed(container):
+    container.answers["/containers/c1/wait"] = (200, lambda: container.holds.wait(20) or {})
+    container.answers["/containers/c1/kill"] = (204, {})
+
+    ended = engine.attempt(planned(seconds=0.2), ["sleep", "9"])
+
+    assert (ended.timed_out, ended.exit_code) == (True, -1)
+    assert ("POST", "/containers/c1/kill") in [one[:2] for one in container.requests]
+    assert removed(container)
+
+
+def test_engine_that_stops_in_the_middle_is_no_time_that_is_up(container):
+    def stop():
+        raise ConnectionAbortedError
+
+    container.answers["/containers/c1/wait"] = (200, stop)
+
+    with pytest.raises(EngineError, match=f"the engine at unix://{container.path} failed"):
+        engine.attempt(planned(), ["sleep", "9"])
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_container_that_is_gone_is_told_so(container, status):
+    container.answers["/containers/c1/logs"] = (status, {"message": "marked for removal"})
+
+    with pytest.raises(EngineError, match="somebody removed its container while it ran: true"):
+        engine.attempt(planned(), ["true"])
+
+
+def test_container_that_cannot_be_ended_is_named(container, capsys):
+    container.answers["/containers/c1"] = (500, {"message": "could not kill: D state"})
+
+    engine.attempt(planned(), ["true"])
+
+    assert "cannot be ended: could not kill: D state" in capsys.readouterr().err
+
+
+# What a run plan must know
+
+
+@pytest.mark.parametrize(
+    ("version", "info", "facts"),
+    [
+        ({}, {}, {"product": "docker", "rootless": False, "runtime": "runc", "is_local": True}),
+        (
+            {"Components": [{"Name": "Podman Engine", "Version": "5.4"}]},
+            {"Rootless": True, "DefaultRuntime": "crun"},
+            {"product": "podman", "rootless": True, "runtime": "crun"},
+        ),
+        ({}, {"SecurityOptions": ["name=seccomp", "name=rootless"]}, {"rootless": True}),
+        ({}, {"SecurityOptions": ["name=userns"]}, {"remapped": True, "rootless": False}),
+        ({}, {"OperatingSystem": "Docker Desktop"}, {"is_desktop": True}),
+        ({}, {"KernelVersion": "5.10.0-other"}, {"is_local": False}),
+    ],
+)
+def test_facts_are_read_from_what_the_engine_says(server, version, info, facts):
+    server.version |= version
+    server.info = {**server.info, "KernelVersion": os.uname().release, **info}
+
+    known = engine.facts()
+
+    assert {name: getattr(known, name) for name in facts} == facts
+    assert known.address == f"unix://{server.path}"
