@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 _HOST_SECONDS = 120.0
 _EMULATOR_SECONDS = 3600.0
+_PROVEN: dict[Where, str] = {
+    "gpu": "computed on the GPU",
+    "host": "computed on the host; nothing is shown of a GPU",
+    "emulated": "the device code is right, emulated; nothing is shown of a GPU",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +179,7 @@ def _kernels_emulated(
     value = place.environment.get("ROCBAKE_EMULATOR")
     checkout = Path(value) if value else None
     if reason := emulate.unavailable(checkout):
-        raise UsageError(reason, hint="docs/emulator.md says how to get it")
+        raise UsageError(reason)
     assert checkout is not None  # noqa: S101 - it would not be available
     for target in entry.artifact.targets:
         for test in recipe.file.smoke.kernels:
@@ -384,8 +389,8 @@ class _Writer:
         if broken:
             return self.report("fail", f"{broken.name}: {broken.says}", broken.remedy, done)
         if not any(one.where == where for one in done):
-            return self.report("fail", f"nothing was computed {WHERE[where]}", _remedy(done), done)
-        return self.report(good, f"computed {WHERE[where]}", None, done)
+            return self.report("fail", f"nothing was tried: {WHERE[where]}", _remedy(done), done)
+        return self.report(good, _PROVEN[where], None, done)
 
     def report(
         self,
