@@ -247,12 +247,14 @@ def smoke(asked: Asked, *, dry_run: bool, print_run: bool, junit: str, as_json: 
 def doctor(*, as_json: bool) -> None:
     """Look for everything that would go wrong."""
     from rocbake import doctor as examining
+    from rocbake.finding import Examination
 
-    found = examining.examine(Store(project.ROOT / "artifacts"), Cache())
+    found = Examination.of(examining.examine(Store(project.ROOT / "artifacts"), Cache()))
     show.findings(found, as_json=as_json)
-    wrong = [one for one in found if one.exit_code]
+    wrong = [one for one in found.findings if one.exit_code]
     if wrong:
-        failure = RocbakeError(f"{len(wrong)} things to mend, see above", hint=wrong[0].remedy)
+        things = "1 thing" if len(wrong) == 1 else f"{len(wrong)} things"
+        failure = RocbakeError(f"{things} to mend, see above", hint=wrong[0].remedy)
         failure.exit_code = wrong[0].exit_code
         raise failure
 

@@ -71,15 +71,25 @@ def address() -> str:
     The SDK alone reads only the first; two clients that talk to two engines build and run
     different things.
     """
+    return _chosen()[0]
+
+
+def decided_by() -> str:
+    """Return what decides which engine answers."""
+    return _chosen()[1]
+
+
+def _chosen() -> tuple[str, str]:
     host = os.environ.get("DOCKER_HOST")
     if host:
-        return host
+        return host, "DOCKER_HOST"
     name = os.environ.get("DOCKER_CONTEXT")
     with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
         context = ContextAPI.get_context(name) if name else ContextAPI.get_current_context()
         if context and context.Host:
-            return context.Host
-    return "unix:///var/run/docker.sock"
+            decided = "DOCKER_CONTEXT" if name else "Docker's current context"
+            return context.Host, f"{decided}, {context.Name}"
+    return "unix:///var/run/docker.sock", "the usual place"
 
 
 @contextlib.contextmanager

@@ -507,11 +507,17 @@ def _notes_of_override(override: _Override, card: Card, targets: Sequence[str]) 
     return (f"{takes}: AMD does not support that; wrong results and a hang of the GPU may follow",)
 
 
+def inherited(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables of a shell that change what ROCm does, sorted."""
+    return tuple(
+        name for name in sorted(environment) if name in _LEFTOVERS or name.startswith("HSA_")
+    )
+
+
 def _notes_of_shell(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         f"{name} is {_shown(environment[name])} in this shell; it is not passed on"
-        for name in sorted(environment)
-        if name in _LEFTOVERS or name.startswith("HSA_")
+        for name in inherited(environment)
     )
 
 

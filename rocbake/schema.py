@@ -1,4 +1,4 @@
-"""JSON Schemas of the files that people write, so that editors complete and check them.
+"""JSON Schemas: of the files that people write, for editors, and of what verbs print, for programs.
 
 `python -m rocbake.schema` writes them; the first line of each YAML file names its own.
 """
@@ -12,6 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from rocbake import log, project
 from rocbake.container import ContainerFile
+from rocbake.finding import Examination
 from rocbake.recipe import RecipeFile
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = project.ROOT / "docs" / "schemas"
 _MODELS: dict[str, type[BaseModel]] = {"container": ContainerFile, "recipe": RecipeFile}
+# What verbs print with --json.
+_RESULTS: dict[str, type[BaseModel]] = {"doctor": Examination}
 
 
 class _Scalars(GenerateJsonSchema):
@@ -33,8 +36,12 @@ class _Scalars(GenerateJsonSchema):
 
 
 def describe(name: str) -> str:
-    """Return the text of the JSON Schema of `container` or `recipe` files."""
-    schema = _MODELS[name].model_json_schema(schema_generator=_Scalars)
+    """Return the text of the JSON Schema of a kind of file, or of what a verb prints."""
+    schema = (
+        _MODELS[name].model_json_schema(schema_generator=_Scalars)
+        if name in _MODELS
+        else _RESULTS[name].model_json_schema(mode="serialization")
+    )
     return json.dumps({"$schema": _Scalars.schema_dialect, **schema}, indent=2) + "\n"
 
 
@@ -42,7 +49,7 @@ def write(folder: Path) -> list[Path]:
     """Write every schema into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name in _MODELS:
+    for name in (*_MODELS, *_RESULTS):
         paths.append(folder / f"{name}.json")
         paths[-1].write_text(describe(name), encoding="utf-8")
     return paths

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rocbake import passthrough, store, target
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rocbake.build import Outcome
     from rocbake.cache import Cache
     from rocbake.clean import Leftover
-    from rocbake.doctor import Finding
+    from rocbake.finding import Examination
     from rocbake.passthrough import RunPlan
     from rocbake.plan import Plan
     from rocbake.project import Project
@@ -326,15 +327,19 @@ def run_plans(plans: Sequence[RunPlan], *, as_lines: bool, as_json: bool) -> Non
             line(f"{name:{width}}  {text}")
 
 
-def findings(found: Sequence[Finding], *, as_json: bool) -> None:
+_STATES = {"ok": "✓", "warn": "!", "fail": "✗"}
+
+
+def findings(found: Examination, *, as_json: bool) -> None:
     """Print what the doctor found."""
     if as_json:
-        _print_json([asdict(one) for one in found])
+        _print_json(found.model_dump(mode="json", by_alias=True))
         return
     table = _table("", "", "")
     table.show_header = False
-    for one in found:
-        table.add_row("✗" if one.exit_code else "✓", one.subject, one.says)
+    for one in found.findings:
+        # As text: what stands in brackets is no markup.
+        table.add_row(_STATES[one.state], one.subject, Text(one.says))
         if one.remedy:
-            table.add_row("", "", f"→ {one.remedy}")
+            table.add_row("", "", Text(f"→ {one.remedy}"))
     _console().print(table)

@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from rocbake import project, schema
+from rocbake.finding import Examination, Finding
 
 FILES = sorted(
     [*project.ROOT.glob("containers/*/container.yaml"), *project.ROOT.glob("recipes/*/recipe.yaml")]
@@ -69,3 +70,18 @@ def test_fault_is_seen(fault):
 
     with pytest.raises(jsonschema.ValidationError):
         validator("recipe").validate(recipe | fault)
+
+
+def test_what_the_doctor_prints_is_as_published():
+    findings = [
+        Finding(subject="a", says="b"),
+        Finding(subject="a", says="b", remedy="c", exit_code=7),
+    ]
+    printed = Examination.of(findings).model_dump(mode="json", by_alias=True)
+
+    validator("doctor").validate(printed)
+    assert printed["findings"][1]["state"] == "fail"
+    with pytest.raises(jsonschema.ValidationError):
+        validator("doctor").validate(printed | {"worst": "fine"})
+    with pytest.raises(jsonschema.ValidationError):
+        validator("doctor").validate({"schema": 1, "findings": []})
