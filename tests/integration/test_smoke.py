@@ -153,10 +153,14 @@ def test_hang_is_ended_in_time(planned, place):
 
 def test_want_of_memory_shows_whatever_the_exit_code_is(planned, place):
     small = dataclasses.replace(planned, memory=32 << 20)
-# The engine hears of it a moment later, and of a container that has ended no more.
-    eat = "perl -e '$x = q(x) x (256 << 20); print length $x'; sleep 2; exit 0"
+    eat = "$x = q(x) x (256 << 20); print length $x"
+    if not engine.attempt(small, ["perl", "-e", eat], root=place.root).out_of_memory:
+        pytest.skip("this engine does not tell of want of memory at all")
 
-    ended = engine.attempt(small, ["sh", "-c", eat], root=place.root)
+    # The engine hears of it a moment later, and of a container that has ended no more.
+    ended = engine.attempt(
+        small, ["sh", "-c", f"perl -e '{eat}'; sleep 2; exit 0"], root=place.root
+    )
 
     assert (ended.exit_code, ended.out_of_memory) == (0, True)
     assert "memory" in probes.judge_compute(ended, planned.card, target="gfx1201").says
