@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from rocbake.project import Project
     from rocbake.store import Store
 
-# An engine that hangs takes a connection and never answers.
 _PATIENCE_SECONDS = 10.0
+# An engine that hangs takes a connection and never answers; one that does not answers at once.
+_ENGINE_SECONDS = 5.0
 # Clocks of machines that share a checkout differ a little.
 _CLOCK_SLACK_SECONDS = 120.0
 _SET_CLOCK = "sudo timedatectl set-ntp true   or: sudo date --set='...'"
@@ -140,6 +141,34 @@ class _Look(threading.Thread):
         return Finding(subject=self._subject, says=f"not looked at: {why}", remedy=remedy)
 
 
+class _Asked(threading.Thread):
+    """The engine, asked once, by which nobody is kept waiting for long."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._told: tuple[_Daemon | None, EngineFacts | None] = None, None
+        self._deadline = time.monotonic() + _ENGINE_SECONDS
+        self.start()
+
+    def run(self) -> None:
+        """Ask; what keeps an engine from answering is told by another look."""
+        with contextlib.suppress(EngineError):
+            with engine.connect() as client:
+                daemon = _Daemon.from_info(client.info())
+            self._told = daemon, engine.facts()
+
+    def told(self) -> tuple[_Daemon | None, EngineFacts | None]:
+        """Return what it says of itself; nothing if it does not answer."""
+        self.join(max(0.0, self._deadline - time.monotonic()))
+        return self._told
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it took the question and gives no answer."""
+        self.told()
+        return self.is_alive()
+
+
 class _Patient:
     """This machine and this project. What several looks need is read by the first of them."""
 
@@ -147,6 +176,7 @@ class _Patient:
         self._kept = kept
         self._cache = cache
         self._root = root
+        self._asked = _Asked()
 
     @functools.cached_property
     def _project(self) -> Project | None:
@@ -155,20 +185,13 @@ class _Patient:
         except RecipeError:
             return None
 
-    @functools.cached_property
+    @property
     def _daemon(self) -> _Daemon | None:
-        try:
-            with engine.connect() as client:
-                return _Daemon.from_info(client.info())
-        except EngineError:
-            return None
+        return self._asked.told()[0]
 
-    @functools.cached_property
+    @property
     def _facts(self) -> EngineFacts | None:
-        try:
-            return engine.facts()
-        except EngineError:
-            return None
+        return self._asked.told()[1]
 
     @functools.cached_property
     def _groups(self) -> tuple[int, ...]:
@@ -176,6 +199,14 @@ class _Patient:
 
     def engine(self) -> Iterator[Finding]:
         """Look at the engine, and at the client that builds."""
+        if self._asked.hangs:
+            yield _failure(
+                "engine",
+                f"that at {mirror.redact(engine.address())} takes connections and does not answer",
+                "sudo systemctl restart docker",
+                EngineError,
+            )
+            return
         faults = engine.problems()
         for what, remedy in faults:
             yield _failure("engine", what, _to_open_socket() or remedy, EngineError)
@@ -205,6 +236,10 @@ class _Patient:
         """
         shown = f"{mirror.redact(engine.address())}, by {mirror.redact(engine.decided_by())}"
         host, named = os.environ.get("DOCKER_HOST"), os.environ.get("DOCKER_CONTEXT")
+        daemon = self._daemon
+        if daemon is None:
+            yield Finding(subject="context", says=shown)
+            return
         asked = run.run(
             ["docker", "info", "--format", "{{json .}}"],
             timeout=_PATIENCE_SECONDS,
@@ -212,7 +247,6 @@ class _Patient:
             error=EngineError,
         )
         told = _object(asked.stdout)
-        daemon = self._daemon
         # Podman makes up another identifier for each answer.
         is_docker = self._facts is not None and self._facts.product == "docker"
         if host and named:
@@ -229,7 +263,7 @@ class _Patient:
                 f"{mirror.redact(why)}",
                 remedy="docker context ls",
             )
-        elif daemon and is_docker and told.get("ID") and told["ID"] != daemon.id:
+        elif is_docker and told.get("ID") and told["ID"] != daemon.id:
             yield _failure(
                 "context",
                 f"two engines: that of {daemon.name} is at {shown}; the docker command line "
@@ -237,7 +271,7 @@ class _Patient:
                 "docker context ls",
                 EngineError,
             )
-        elif daemon and is_docker and told.get("ID"):
+        elif is_docker and told.get("ID"):
             yield Finding(
                 subject="context", says=f"{shown}; the docker command line reaches the same"
             )
@@ -381,6 +415,13 @@ class _Patient:
                 packages = [deb for one in locks.values() for deb in one.packages]
                 needed = disk.needs([*packages, *recipe_lock.sources])
                 wanted = {place: max(wanted[place], needed[place]) for place in wanted}
+        if self._daemon is None:
+            yield Finding(
+                subject="room",
+                says="not looked at: no engine tells where it writes",
+                remedy="see engine",
+            )
+            return
         faults = disk.problems(wanted, store=self._kept.root, cache=self._cache.root)
         images = self._images_dir()
         if images and _free_bytes(images) < wanted["engine"]:

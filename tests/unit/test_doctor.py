@@ -454,16 +454,32 @@ def test_one_look_that_fails_leaves_the_others(examine, monkeypatch, error):
     assert {"engine", "recipes", "room"} <= {one.subject for one in found}
 
 
-def test_engine_that_hangs_keeps_nothing_else_waiting(examine, monkeypatch):
+@pytest.fixture
+def hang(monkeypatch):
+    """Make something hang, until the test has ended."""
     ending = threading.Event()
     monkeypatch.setattr(doctor, "_PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(engine, "describe", lambda: ending.wait(60))
-
-    found = examine()
+    monkeypatch.setattr(doctor, "_ENGINE_SECONDS", 0.1)
+    yield lambda where, name: monkeypatch.setattr(where, name, lambda *_: ending.wait(60))
     ending.set()
 
-    assert [one.says for one in of(found, "engine")] == ["not looked at: no answer within 0.5 s"]
-    assert [one.state for one in of(found, "recipes")] == ["ok"]
+
+def test_engine_that_hangs_is_told_and_keeps_nothing_waiting(examine, hang):
+    hang(engine, "facts")
+
+    found = examine()
+
+    assert faults(found) == [("engine", 7, "sudo systemctl restart docker")]
+    assert [one.subject for one in found if one.state == "warn"] == ["room"]
+
+
+def test_what_does_not_end_keeps_nothing_else_waiting(examine, hang):
+    hang(mirror, "load")
+
+    found = examine()
+
+    assert [one.says for one in of(found, "mirrors")] == ["not looked at: no answer within 0.5 s"]
+    assert [one.state for one in found if one.subject != "mirrors" and one.state != "ok"] == []
 
 
 # The verb
