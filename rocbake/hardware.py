@@ -207,7 +207,7 @@ def _is_closed(node: DeviceNode, engine: EngineFacts | None, around: Surrounding
     if node.kind is not NodeKind.CHARACTER or node.gid is None:
         return False
     if _keeps_groups(engine):
-        return not access.may_open(node, around.uid, around.groups, capabilities=False)
+        return not access.may_open(node, around.uid, around.groups)
     # What an engine loses on the way is told once, and not for each node.
     return not access.may_open(node, _NOBODY, (node.gid,))
 

@@ -150,6 +150,15 @@ def test_stale_locks_are_told(examine, checkout):
     ]
 
 
+def test_what_recipes_share_is_told_once(examine, checkout):
+    shutil.copytree(checkout.root / "recipes/tool", checkout.root / "recipes/other")
+    checkout.edit("containers/sdk/container.yaml", "hipcc", "clang")
+
+    told = [one.says for one in of(examine(), "locks")]
+
+    assert len(told) == len(set(told)) == 2
+
+
 def test_archive_without_a_mirror_is_told(examine, monkeypatch):
     monkeypatch.setattr(mirror, "load", Mirrors)
 
