@@ -354,7 +354,8 @@ def _firmware(machine: Machine, gpus: Gpus, around: Surroundings) -> Iterator[Fi
             yield Finding(subject=subject, says=f"{one.pci}: {shown}")
     if not _has_amd(gpus):
         yield Finding(subject=subject, says="there is no AMD GPU that needs any")
-    if not gpus.strangers:
+    # Whatever drives a card has found what it needs.
+    if all(one.driver for one in gpus.strangers):
         return
     # Debian has it in an archive area of its own.
     remedy = "apt install firmware-amd-graphics   elsewhere linux-firmware; then restart"

@@ -338,6 +338,13 @@ def test_missing_firmware_is_told(examine, files, part):
     assert [part in says for _, says, _ in lines] == ([True] if part else [])
 
 
+def test_firmware_is_no_matter_where_another_driver_holds_the_card(examine):
+    def plug_in(tree):
+        tree.card(pci="0000:07:00.0", render=None, driver="vfio-pci", in_kfd=False)
+
+    assert of(examine(change=plug_in), "firmware") == []
+
+
 def test_firmware_of_a_card_that_computes_is_its_version(examine):
     device = machine.Device("0000:03:00.0", firmware={"mec": "0x0000000b", "sdma": "0x00000296"})
 
