@@ -225,6 +225,8 @@ def smoke(asked: Asked, *, dry_run: bool, print_run: bool, junit: str, as_json: 
     from rocbake import report as reporting
     from rocbake.trial import Trial
 
+    if junit and not Path(junit).parent.is_dir():
+        raise UsageError(f"--junit: there is no folder {Path(junit).parent} to write it to")
     trial = Trial(asked, os.environ)
     if dry_run or print_run:
         if asked.host or asked.emulator or dry_run == print_run:

@@ -4,7 +4,8 @@ import pytest
 
 from rocbake import build as building
 from rocbake import cache as caches
-from rocbake import command, engine, fetch, lock, mirror
+from rocbake import command, engine, fetch, gpu, lock, mirror
+from rocbake.asked import Asked
 from rocbake.build import Outcome
 from rocbake.errors import BuildError, EngineError, LockError, ReproError, TargetError, UsageError
 from rocbake.mirror import Mirrors
@@ -295,3 +296,16 @@ def test_export_tells_what_it_wrote(said, entry, tmp_path):
 def test_export_needs_a_folder(entry):
     with pytest.raises(UsageError, match="no folder was named"):
         command.export(["gfx1201"], "", "", image=False)
+
+
+def test_report_that_cannot_be_written_is_told_before_anything_is_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "discover", lambda *_: pytest.fail("looked at the machine"))
+
+    with pytest.raises(UsageError, match="--junit: there is no folder"):
+        command.smoke(
+            Asked(),
+            dry_run=False,
+            print_run=False,
+            junit=str(tmp_path / "none" / "x.xml"),
+            as_json=False,
+        )
