@@ -23,6 +23,7 @@ _TAIL_LINES = 20
 _GRACE_SECONDS = 10.0
 # A program's background child may keep the pipe open for ever; its parent's end is our end.
 _DRAIN_SECONDS = 2.0
+_GLANCE_SECONDS = 1.0
 
 
 # prctl(2): the signal that a process gets when the one that started it ends, however it ends.
@@ -76,7 +77,7 @@ def run(
         try:
             for number in held:
                 signal.raise_signal(number)
-            process.wait(timeout)
+            _wait(process, timeout)
         except subprocess.TimeoutExpired as late:
             _end(process)
             raise error(
@@ -136,6 +137,24 @@ def _start(
                 f"{words[0]} is not installed, or not on PATH", hint="./bootstrap"
             ) from failed
         raise error(f"{words[0]} cannot be run: {failed}") from failed
+
+
+def _wait(process: subprocess.Popen[bytes], timeout: float | None) -> None:
+    """Wait for the program's end, but never in one system call that has none of its own.
+
+    A Ctrl-C that comes after Python's last look at its signals and before waitpid(2) interrupts
+    nothing: it would be heard only when the program ends.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = _GLANCE_SECONDS if deadline is None else deadline - time.monotonic()
+        try:
+            process.wait(min(left, _GLANCE_SECONDS))
+        except subprocess.TimeoutExpired:
+            if left <= _GLANCE_SECONDS and deadline is not None:
+                raise
+        else:
+            return
 
 
 def _die_with_us() -> None:

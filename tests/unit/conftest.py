@@ -34,6 +34,7 @@ class Answer:
     honours_if_range: bool = True
     is_chunked: bool = False
     delay: float = 0  # seconds before anything is said
+    company: threading.Barrier | None = None  # says nothing before so many requests wait for it
     holds: bool = False  # says nothing more after `cut` bytes until the server ends
 
 
@@ -113,6 +114,8 @@ class Server:
     def _send(self, handler, answer, status, headers, body):
         ending = self.ending
         time.sleep(answer.delay)
+        if answer.company:
+            answer.company.wait(30)
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name, value)

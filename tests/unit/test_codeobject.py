@@ -238,11 +238,11 @@ def test_tables_that_come_again_and_again_end_soon(kind):
     at = section(kind) if kind != 2 else SECTIONS
     struct.pack_into("<Q", data, 40, at)
     struct.pack_into("<HH", data, 58, 0, 0xFFFF)
-    start = time.monotonic()
+    start = time.thread_time()
 
     with pytest.raises(BuildError):
         read(data)
-    assert time.monotonic() - start < 1
+    assert time.thread_time() - start < 1
 
 
 edits = st.lists(

@@ -475,10 +475,10 @@ def test_tables_without_end_are_refused_soon(file):
     struct.pack_into("<I", data, place + 12, 0)  # the next entry is this one
     headers = struct.unpack_from("<Q", data, 40)[0]
     struct.pack_into("<I", data, headers + 3 * 64 + 44, 0xFFFFFFFF)  # and there are so many
-    start = time.monotonic()
+    start = time.thread_time()
 
     assert "its tables have no end" in refusal(read, file(bytes(data)))
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_bundle_that_unpacks_to_a_lot_takes_little_memory(file):

@@ -405,7 +405,7 @@ def test_container_that_takes_too_long_is_stopped_in_time(container):
     with pytest.raises(EngineError, match=r"image: took more than 0\.2 s and was stopped: sleep 9"):
         engine.run_container("image", ["sleep", "9"], timeout=0.2)
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
     assert removed(container)
 
 

@@ -322,15 +322,15 @@ def test_fault_in_a_thread_is_not_lost(server, cache, mirrors, monkeypatch):
 
 def test_many_sources_come_at_the_same_time(server, answer, cache, mirrors):
     sources = [deb(f"lib{i}", b"%d" % i) for i in range(8)]
+    all_of_them = threading.Barrier(8)
     for i, source in enumerate(sources):
         server.files[f"/one/{source.path}"] = b"%d" % i
-        server.script[f"/one/{source.path}"] = [answer(delay=0.1)]
-    start = time.monotonic()
+        server.script[f"/one/{source.path}"] = [answer(company=all_of_them)]
 
     fetch(sources, cache=cache, mirrors=mirrors, jobs=8)
 
-    assert time.monotonic() - start < 0.6
     assert cache.usage().files == 8
+    assert not all_of_them.broken
 
 
 @contextlib.contextmanager
@@ -401,7 +401,7 @@ def test_interrupt_ends_at_once_and_keeps_the_beginning(server, answer, cache, c
 
     # What still waits for the server does not keep the process alive.
     assert {left.daemon for left in set(threading.enumerate()) - others} == {True}
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
     assert part_path.read_bytes() == CONTENT[:200_000]
     server.ending.set()
     with cache.lock(source.sha256):  # the thread has ended

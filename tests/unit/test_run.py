@@ -27,7 +27,7 @@ def is_alive(pid):
     return state != "Z"
 
 
-def ends(pid, seconds=5.0):
+def ends(pid, seconds=30.0):
     """Tell whether a process is gone soon."""
     limit = time.monotonic() + seconds
     while is_alive(pid) and time.monotonic() < limit:
@@ -35,7 +35,7 @@ def ends(pid, seconds=5.0):
     return not is_alive(pid)
 
 
-def written(path, seconds=5.0):
+def written(path, seconds=30.0):
     """Wait for a number in a file."""
     limit = time.monotonic() + seconds
     while not (path.exists() and path.read_text().strip()):
@@ -139,7 +139,7 @@ def test_deaf_program_is_killed(monkeypatch):
     with pytest.raises(EngineError):
         sh("trap '' TERM; sleep 60; sleep 60", timeout=0.2, error=EngineError)
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_background_child_that_holds_the_output_does_not_hang_it(tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_background_child_that_holds_the_output_does_not_hang_it(tmp_path, monke
     result = sh("sleep 60 & echo $! > pid; echo said", cwd=tmp_path)
 
     os.kill(written(tmp_path / "pid"), signal.SIGKILL)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     assert result.stdout == "said\n"
 
 
@@ -169,7 +169,27 @@ def test_interrupt_ends_what_runs(tmp_path):
     assert ends(written(tmp_path / "pid"))
 
 
-def test_second_interrupt_kills_what_is_deaf_to_the_first(tmp_path):
+def test_interrupt_is_never_lost_in_a_wait_without_end(tmp_path, monkeypatch):
+    # Python hears a signal between two instructions, and a system call that has begun is one: what
+    # comes just before it is heard after it.
+    real, waits = os.waitpid, []
+
+    def waitpid(pid, flags):
+        waits.append(flags)
+        return real(pid, flags)
+
+    monkeypatch.setattr(os, "waitpid", waitpid)
+    monkeypatch.setattr(running, "_GLANCE_SECONDS", 0.02)
+
+    sh("sleep 0.1")
+    with pytest.raises(EngineError, match=r"took more than 0\.1 s"):
+        sh("sleep 60", timeout=0.1, error=EngineError)
+
+    assert set(waits) == {os.WNOHANG}
+
+
+def test_second_interrupt_kills_what_is_deaf_to_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "_GRACE_SECONDS", 60)
     main = threading.get_ident()
 
     def interrupt():
@@ -185,7 +205,7 @@ def test_second_interrupt_kills_what_is_deaf_to_the_first(tmp_path):
         sh("trap 'echo 1 > asked' TERM; echo $$ > pid; while :; do sleep 0.05; done", cwd=tmp_path)
     helper.join()
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     assert ends(written(tmp_path / "pid"))
 
 
