@@ -21,6 +21,7 @@ _HELP = {
     "recipe": "recipe to take; repeatable; all of them if not given",
     "json": "print the result as JSON",
     "offline": "use the cache alone, no network",
+    "set": "NAME=VALUE: a build option that is not to be as its rules say; repeatable",
 }
 
 
@@ -29,10 +30,11 @@ def _help(*shared: str, **own: str) -> dict[str, str]:
 
 
 @verb(
-    iterable=["target", "recipe"],
+    iterable=["target", "recipe", "set"],
     help=_help(
         "target",
         "recipe",
+        "set",
         "json",
         "offline",
         dry_run="print the plan and stop",
@@ -43,13 +45,22 @@ def build(
     context: Context,
     target: list[str],
     recipe: list[str],
+    set: list[str],
     dry_run: bool = False,
     json: bool = False,
     offline: bool = False,
     force: bool = False,
 ) -> None:
     """Build images and archives for GPU targets."""
-    command.build(target, recipe, dry_run=dry_run, as_json=json, offline=offline, force=force)
+    command.build(
+        target,
+        recipe,
+        dry_run=dry_run,
+        as_json=json,
+        offline=offline,
+        force=force,
+        settings=set,
+    )
 
 
 @verb(
@@ -85,42 +96,59 @@ def list_(context: Context, targets: bool = False, json: bool = False) -> None:
 
 
 @verb(
-    iterable=["target"],
-    help=_help("target", "json", recipe="recipe, where there are several", log="the build's log"),
+    iterable=["target", "set"],
+    help=_help(
+        "target", "set", "json", recipe="recipe, where there are several", log="the build's log"
+    ),
 )
 def show(
-    context: Context, target: list[str], recipe: str = "", json: bool = False, log: bool = False
+    context: Context,
+    target: list[str],
+    set: list[str],
+    recipe: str = "",
+    json: bool = False,
+    log: bool = False,
 ) -> None:
     """Print what is known of one artifact."""
-    command.show_(target, recipe, as_json=json, build_log=log)
+    command.show_(target, recipe, as_json=json, build_log=log, settings=set)
 
 
-@verb(iterable=["target", "recipe"], help=_help("target", "recipe", "json", "offline"))
+@verb(
+    iterable=["target", "recipe", "set"],
+    help=_help("target", "recipe", "set", "json", "offline"),
+)
 def verify(
     context: Context,
     target: list[str],
     recipe: list[str],
+    set: list[str],
     json: bool = False,
     offline: bool = False,
 ) -> None:
     """Build again from nothing and compare: archive, configuration, every layer."""
-    command.verify(target, recipe, as_json=json, offline=offline)
+    command.verify(target, recipe, as_json=json, offline=offline, settings=set)
 
 
 @verb(
-    iterable=["target"],
+    iterable=["target", "set"],
     help=_help(
         "target",
+        "set",
         recipe="recipe, where there are several",
         to="folder that the files go to",
         image="the image, as `docker load` takes it, instead of the archive",
     ),
 )
 def export(
-    context: Context, target: list[str], recipe: str = "", to: str = "", image: bool = False
+    context: Context,
+    target: list[str],
+    set: list[str],
+    recipe: str = "",
+    to: str = "",
+    image: bool = False,
 ) -> None:
     """Copy an archive, its checksum and its manifest to a folder."""
-    command.export(target, recipe, to, image=image)
+    command.export(target, recipe, to, image=image, settings=set)
 
 
 @verb(

@@ -11,9 +11,9 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from rocbake.container import SHARED
+from rocbake.container import SHARED, TOOLS
 from rocbake.errors import BuildError
-from rocbake.plan import Layer, container_files, recipe_files
+from rocbake.plan import Layer, container_files, recipe_files, tool_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from rocbake.source import Source
 
 DIST = "dist"
+BUNDLE = "bundle"
+TESTS = "tests"
+RUNTIME = "runtime"
+_PRODUCTS = (DIST, BUNDLE, TESTS)
 _NO_SECOND_NAME = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 # The engine's client hands the user's proxies on to every step, credentials and all, unless told
 # otherwise. No step here has a network.
@@ -42,12 +46,16 @@ _EXPORT = (
 )
 
 
-def describe(plan: Plan, exports: Iterable[str]) -> dict[str, Any]:
+def describe(
+    plan: Plan, exports: Iterable[str], *, jobs: int | None = None, ccache: bool = True
+) -> dict[str, Any]:
     """Return the bake file of a plan.
 
     Args:
         plan: What to build.
         exports: The layers that are exported as images, besides the recipe's own.
+        jobs: How many compilers may run at once; what the container has room for if None.
+        ccache: Whether objects of earlier builds may be used.
     """
     exports = set(exports)
     targets: dict[str, Any] = {}
@@ -57,22 +65,47 @@ def describe(plan: Plan, exports: Iterable[str]) -> dict[str, Any]:
         ) | {"contexts": _contexts(layer)}
         if layer.name in exports:
             targets[layer.name]["output"] = [_EXPORT.format(dest=f"out/{layer.name}")]
-    targets[DIST] = _target(plan.epoch, "recipes", labels={}) | {
-        "target": DIST,
-        "contexts": {
-            "sdk": f"target:{plan.sdk}",
-            "recipe": f"recipes/{plan.name}",
-            "sources": "sources",
-        },
-        "output": [f"type=local,dest=out/{DIST}"],
+    arguments = {
+        "GPU_TARGETS": ",".join(plan.targets),
+        "VERSION": plan.version,
+        "OPTIONS": " ".join(f"{name}={value}" for name, value in sorted(plan.options.items())),
+        # Neither changes what comes out; the key tells ccache one SDK from another.
+        "JOBS": str(jobs or ""),
+        "CCACHE": "1" if ccache else "",
+        "SDK": plan.chain(plan.sdk)[-1].key,
     }
-    targets[DIST]["args"] |= {"GPU_TARGETS": ",".join(plan.targets), "VERSION": plan.version}
+    runtime = plan.runtime
+    if runtime == plan.sdk:
+        # Bake takes no target twice among the contexts of another, so it gets a second name.
+        runtime = RUNTIME
+        targets[runtime] = _target(plan.epoch, ".", labels={}) | {
+            "dockerfile-inline": f"FROM {plan.sdk}\n",
+            "contexts": {plan.sdk: f"target:{plan.sdk}"},
+        }
+        del targets[runtime]["dockerfile"]
+    for product in _PRODUCTS:
+        targets[product] = _target(plan.epoch, "recipes", labels={}) | {
+            "target": product,
+            "contexts": {
+                "sdk": f"target:{plan.sdk}",
+                RUNTIME: f"target:{runtime}",
+                "recipe": f"recipes/{plan.name}",
+                "sources": "sources",
+                TOOLS: f"containers/{plan.sdk}/{TOOLS}",
+            },
+            "output": [f"type=local,dest=out/{product}"],
+        }
+        targets[product]["args"] |= arguments
     targets[plan.name] = _target(plan.epoch, f"recipes/{plan.name}", labels=_labels(plan)) | {
-        "contexts": {"runtime": f"target:{plan.runtime}", DIST: f"target:{DIST}"},
+        "contexts": {
+            RUNTIME: f"target:{plan.runtime}",
+            DIST: f"target:{DIST}",
+            BUNDLE: f"target:{BUNDLE}",
+        },
         "output": [_EXPORT.format(dest=f"out/{plan.name}")],
     }
     return {
-        "group": {"default": {"targets": [*sorted(exports), DIST, plan.name]}},
+        "group": {"default": {"targets": [*sorted(exports), *_PRODUCTS, plan.name]}},
         "target": targets,
     }
 
@@ -137,6 +170,9 @@ def lay_out(
             _link(rootfs, own / ROOTFS)
         else:
             _link_all(layer.packages, folder / "packages" / layer.name, files)
+    for relative in tool_files(containers, plan.sdk):
+        _copy(containers / relative, folder / "containers" / relative)
+    (folder / "containers" / plan.sdk / TOOLS).mkdir(exist_ok=True)
     for script in (containers / SHARED).glob("*.sh"):
         _copy(script, folder / "containers" / SHARED / script.name)
     recipe = project.recipes[plan.name]
@@ -160,7 +196,7 @@ def _require_unchanged(plan: Plan, folder: Path) -> None:
     ]
     recipe = folder / "recipes" / plan.name
     copied = [path.relative_to(recipe) for path in recipe.rglob("*") if not path.is_dir()]
-    if recipe_files(folder / "recipes", plan.name, copied) != plan.files:
+    if recipe_files(folder, plan.name, copied, sdk=plan.sdk) != plan.files:
         changed.append(f"recipes/{plan.name}")
     if changed:
         raise BuildError(

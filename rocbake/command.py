@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocbake import golden, log, mirror, plan, project, run, show, target
+from rocbake import golden, log, mirror, option, plan, project, run, show, target
 from rocbake import lock as locks
 from rocbake.cache import Cache
 from rocbake.errors import BuildError, LockError, RocbakeError, TargetError, UsageError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rocbake.asked import Asked
+    from rocbake.option import Choice
     from rocbake.plan import Plan
     from rocbake.project import Project
     from rocbake.source import Source
@@ -30,17 +31,32 @@ def _store(loaded: Project) -> Store:
     return Store(loaded.root / "artifacts")
 
 
-def _plans(loaded: Project, targets: Sequence[str], recipes: Sequence[str]) -> list[Plan]:
+def _plans(
+    loaded: Project, targets: Sequence[str], recipes: Sequence[str], settings: Sequence[str]
+) -> list[Plan]:
     """Read every option, then resolve each recipe for each target set."""
     chosen = loaded.choose(list(recipes))
     sets = target.parse_many(targets)
+    asked = option.parse(settings)
+    option.check(
+        asked,
+        recipes={name: one.options for name, one in loaded.recipes.items()},
+        chosen=[one.name for one in chosen],
+    )
     made = []
     for recipe in chosen:
         fresh, recipe_lock = locks.require_fresh(recipe.containers, recipe)
         made += [
-            plan.make(recipe, targets, locks=fresh, recipe_lock=recipe_lock) for targets in sets
+            plan.make(recipe, targets, locks=fresh, recipe_lock=recipe_lock, asked=asked)
+            for targets in sets
         ]
     return made
+
+
+def _choices(loaded: Project, one: Plan) -> dict[str, Choice]:
+    """Return why the options of a plan are as they are."""
+    targets = target.parse_target_set([",".join(one.targets)])
+    return option.resolve(loaded.recipes[one.name].options, targets, one.overridden)
 
 
 def _require_target(verb: str, targets: Sequence[str]) -> None:
@@ -59,15 +75,18 @@ def build(
     as_json: bool,
     offline: bool,
     force: bool,
+    settings: Sequence[str] = (),
 ) -> None:
     """Build, or show what would be built."""
     _require_target("build", targets)
     target.parse_many(targets)
+    option.parse(settings)
     loaded = project.load()
-    made = _plans(loaded, targets, recipes)
+    made = _plans(loaded, targets, recipes, settings)
     store = _store(loaded)
     if dry_run:
-        show.plans(made, kept=store, cache=Cache(), as_json=as_json)
+        choices = [_choices(loaded, one) for one in made]
+        show.plans(made, choices, kept=store, cache=Cache(), as_json=as_json)
         return
     from rocbake import build as building
 
@@ -149,12 +168,14 @@ def list_(*, targets: bool, as_json: bool) -> None:
     show.inventory(loaded, _store(loaded).entries(), as_json=as_json)
 
 
-def _entry(loaded: Project, verb: str, targets: Sequence[str], recipe: str) -> Entry:
+def _entry(
+    loaded: Project, verb: str, targets: Sequence[str], recipe: str, settings: Sequence[str]
+) -> tuple[Plan, Entry]:
     """Return the one artifact that today's locks give for a recipe and a target set."""
     names = [recipe] if recipe else list(loaded.recipes)
     if len(names) != 1:
         raise UsageError(f"name one recipe of {', '.join(names)}", hint="add --recipe NAME")
-    made = _plans(loaded, targets, names)
+    made = _plans(loaded, targets, names, settings)
     if len(made) != 1:
         raise UsageError("name one target set", hint=f"invoke {verb} --target gfx1201")
     (one,) = made
@@ -162,23 +183,37 @@ def _entry(loaded: Project, verb: str, targets: Sequence[str], recipe: str) -> E
     if found is None:
         raise UsageError(
             f"the store has no {one.reference} of these locks",
-            hint=f"invoke build --recipe {one.name} --target {','.join(one.targets)}",
+            hint=f"invoke build {one.words}",
         )
-    return found
+    return one, found
 
 
-def show_(targets: Sequence[str], recipe: str, *, as_json: bool, build_log: bool) -> None:
+def show_(
+    targets: Sequence[str],
+    recipe: str,
+    *,
+    as_json: bool,
+    build_log: bool,
+    settings: Sequence[str] = (),
+) -> None:
     """Print what is known of one artifact, or the log of its build."""
     _require_target("show", targets)
     loaded = project.load()
-    entry = _entry(loaded, "show", targets, recipe)
+    one, entry = _entry(loaded, "show", targets, recipe, settings)
     if build_log:
         show.build_log(entry)
     else:
-        show.artifact(entry, as_json=as_json)
+        show.artifact(entry, _choices(loaded, one), as_json=as_json)
 
 
-def export(targets: Sequence[str], recipe: str, folder: str, *, image: bool) -> None:
+def export(
+    targets: Sequence[str],
+    recipe: str,
+    folder: str,
+    *,
+    image: bool,
+    settings: Sequence[str] = (),
+) -> None:
     """Copy an artifact's files to a folder."""
     from rocbake import export as exporting
 
@@ -186,12 +221,19 @@ def export(targets: Sequence[str], recipe: str, folder: str, *, image: bool) -> 
     if not folder:
         raise UsageError("no folder was named", hint="invoke export --target gfx1201 --to DIR")
     loaded = project.load()
-    entry = _entry(loaded, "export", targets, recipe)
+    _, entry = _entry(loaded, "export", targets, recipe, settings)
     for path in exporting.export(entry, Path(folder), image=image):
         show.line(str(path))
 
 
-def verify(targets: Sequence[str], recipes: Sequence[str], *, as_json: bool, offline: bool) -> None:
+def verify(
+    targets: Sequence[str],
+    recipes: Sequence[str],
+    *,
+    as_json: bool,
+    offline: bool,
+    settings: Sequence[str] = (),
+) -> None:
     """Build again from nothing, and compare."""
     from rocbake import verify as verifying
 
@@ -201,7 +243,7 @@ def verify(targets: Sequence[str], recipes: Sequence[str], *, as_json: bool, off
         project=loaded, cache=Cache(), store=_store(loaded), offline=offline, fresh=True
     )
     comparisons = []
-    for one in _plans(loaded, targets, recipes):
+    for one in _plans(loaded, targets, recipes, settings):
         comparisons += verifying.verify(one, workshop=workshop)
     show.comparisons(comparisons, as_json=as_json)
     verifying.require_equal(comparisons)

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from rocbake import dockerfile, document
+from rocbake import dockerfile, document, option
 from rocbake.document import Document, DocumentError, Problem
+from rocbake.option import Option
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 # The folder of scripts that containers share; it is no container.
 SHARED = "shared"
+# The folder of a container with scripts for the recipes that are built in it.
+TOOLS = "tools"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
 # Debian Policy 5.6.1
@@ -26,7 +29,7 @@ SuiteName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$")]
 Provider = Literal["debian", "amd"]
 # Targets and contexts that every bake file has.
-_TAKEN = {"default", "dist", "packages", "shared"}
+_TAKEN = {"default", "dist", "bundle", "runtime", "tests", "tools", "packages", "shared"}
 
 
 class Suite(BaseModel):
@@ -69,8 +72,15 @@ class ContainerFile(BaseModel):
     )
     provider: Provider | None = Field(default=None, description="who built the ROCm in here")
     rocm: Version | None = Field(default=None, description="ROCm release in here")
+    exported: bool = Field(
+        default=True,
+        description="whether its image is kept; false for what is only built in, and large",
+    )
     packages: tuple[PackageName, ...] = Field(
         description="wishes; what they depend on is added by the lock"
+    )
+    options: dict[str, Option] = Field(
+        default={}, description="what every recipe that is built in here can be built with"
     )
 
 
@@ -99,6 +109,11 @@ class Container:
     def keyring(self) -> Path:
         """The file with the keys that may sign the archive's Release files."""
         return self.chain[0].folder / self.archive.keyring
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """What every recipe that is built in here can be built with, by name."""
+        return {name: each for one in self.chain for name, each in one.file.options.items()}
 
     @property
     def rocm(self) -> str | None:
@@ -162,11 +177,25 @@ def _check(
     if (file.provider is None) != (file.rocm is None):
         given = "provider" if file.provider else "rocm"
         found.append(here.problem("'provider' and 'rocm' go together", given))
+    found += option.problems(here, file.options, taken=_options_below(name, documents))
     found += _check_ancestry(name, documents, broken)
     if found:
         return found
     contexts = (file.parent, "packages", SHARED) if file.parent else ()
     return dockerfile.problems(folder / "Dockerfile", contexts=contexts)
+
+
+def _options_below(name: str, documents: dict[str, Document[ContainerFile]]) -> dict[str, str]:
+    """Return the names of the options of the containers below, and which of them has each."""
+    found: dict[str, str] = {}
+    seen = {name}
+    parent = documents[name].value.parent
+    while parent in documents and parent not in seen:
+        seen.add(parent)
+        below = documents[parent].value
+        found |= dict.fromkeys(below.options, parent)
+        parent = below.parent
+    return found
 
 
 def check_name(name: str) -> list[str]:

@@ -32,6 +32,7 @@ _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 # A person who writes YAML knows nothing of Python's types.
 _WORDS = {
+    "dict_type": "expected a mapping",
     "model_type": "expected a mapping",
     "string_too_short": "expected some text",
     "string_type": "expected text",

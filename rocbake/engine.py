@@ -103,13 +103,22 @@ def connect() -> Iterator[docker.DockerClient]:
     try:
         # Never a version: an engine refuses what is older than it knows.
         client = docker.DockerClient(base_url=host, timeout=_API_SECONDS)
-        client.ping()
+        try:
+            client.ping()
+        except BaseException:
+            client.close()
+            raise
     except (docker.errors.DockerException, requests.RequestException) as silent:
         raise EngineError(
             f"no container engine answers at {host}: {_cause(silent)}", hint="./bootstrap"
         ) from silent
     try:
         yield client
+    except requests.exceptions.ConnectionError as gone:
+        raise EngineError(
+            f"the engine at {host} went away in the middle: {_cause(gone)}",
+            hint="./bootstrap  starts it again, and the next command clears away what it left",
+        ) from gone
     except (docker.errors.DockerException, requests.RequestException) as failed:
         raise EngineError(f"the engine at {host} failed: {_cause(failed)}") from failed
     finally:
@@ -119,7 +128,12 @@ def connect() -> Iterator[docker.DockerClient]:
 def _cause(error: Exception) -> str:
     """Return the innermost sentence of a chain of wrapped errors."""
     explanation = getattr(error, "explanation", None)
-    return str(explanation or error).split("\n")[0]
+    inner: BaseException = error
+    # What goes wrong on a socket is carried as an argument, twice over.
+    while carried := [one for one in inner.args if isinstance(one, BaseException)]:
+        inner = carried[-1]
+    said = inner.strerror if isinstance(inner, OSError) and inner.strerror else inner
+    return str(explanation or said).split("\n")[0]
 
 
 def _cli_environment() -> dict[str, str]:
@@ -312,6 +326,27 @@ def untag(reference: str) -> None:
     """Take a name from an image; the image goes with its last name. No name is no error."""
     with connect() as client, contextlib.suppress(docker.errors.NotFound):
         client.images.remove(reference)
+
+
+def overlay(image: str, tar: IO[bytes], folder: str, reference: str) -> None:
+    """Lay the files of a tar over an image, and give the result a name of its own.
+
+    Args:
+        image: The name of an image that the engine has.
+        tar: A tar, read once.
+        folder: Where in the image its paths begin.
+        reference: The new image's name.
+    """
+    repository, _, version = reference.rpartition(":")
+    with connect() as client:
+        container = client.containers.create(
+            image, labels={LABEL: "overlay", _PROCESS_LABEL: _process()}
+        )
+        try:
+            container.put_archive(folder, tar)
+            container.commit(repository, version)
+        finally:
+            container.remove(force=True)
 
 
 def images() -> list[Image]:

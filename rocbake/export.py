@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from rocbake.store import Entry
 
 
-def export(entry: Entry, folder: Path, *, image: bool) -> list[Path]:
+def export(entry: Entry, folder: Path, *, image: bool, bundled: bool = False) -> list[Path]:
     """Copy the archive, its checksum and its manifest, or the image as one tar, into a folder.
 
     Args:
         entry: The artifact.
         folder: Where the files go; made if absent.
         image: Whether the image is wanted, as `docker load` takes it, and not the archive.
+        bundled: Whether the archive is wanted that carries its ROCm libraries.
 
     Returns:
         The files written.
@@ -35,18 +36,27 @@ def export(entry: Entry, folder: Path, *, image: bool) -> list[Path]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _image(entry, folder) if image else _archive(entry, folder)
+        return _image(entry, folder) if image else _archive(entry, folder, bundled=bundled)
     except OSError as failed:
         raise UsageError(f"{folder}: cannot be written: {failed.strerror}") from failed
 
 
-def _archive(entry: Entry, folder: Path) -> list[Path]:
-    record, source = entry.artifact.archive, entry.archive_path
-    if record is None or source is None:
+def _archive(entry: Entry, folder: Path, *, bundled: bool) -> list[Path]:
+    if entry.artifact.archive is None:
         raise UsageError(
             f"{entry.artifact.name} is a container; it has an image and no archive",
             hint="add --image",
         )
+    record, described_by = entry.artifact.archive, store.MANIFEST
+    if bundled:
+        if entry.artifact.bundled is None:
+            raise UsageError(
+                f"{entry.artifact.name} needs no more of ROCm than the HIP runtime, and has no "
+                "bundled archive",
+                hint="leave out --bundled",
+            )
+        record, described_by = entry.artifact.bundled, store.BUNDLED_MANIFEST
+    source = entry.folder / record.file_name
     stem = record.file_name.removesuffix(".tar.zst")
     archive, checksum = folder / record.file_name, folder / f"{record.file_name}.sha256"
     manifest = folder / f"{stem}.manifest.json"
@@ -58,7 +68,7 @@ def _archive(entry: Entry, folder: Path) -> list[Path]:
     ):
         for original, partial, expected in (
             (source, packed, record.sha256),
-            (entry.folder / store.MANIFEST, described, record.manifest_sha256),
+            (entry.folder / described_by, described, record.manifest_sha256),
         ):
             got = "no file"
             if original.is_file():

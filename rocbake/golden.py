@@ -9,8 +9,9 @@ from rocbake.errors import LockError
 from rocbake.lock import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from rocbake.option import Option
     from rocbake.project import Project
     from rocbake.store import Artifact, Entry
 
@@ -42,6 +43,13 @@ def compare(entry: Entry, recorded: Recorded) -> str | None:
                     f"got {here.get(path, 'no such file')}"
                 )
         return f"archive: expected sha256 {recorded.archive}, got {artifact.archive.sha256}"
+    for what, expected_sha256, packed in (
+        ("bundled archive", recorded.bundled, artifact.bundled),
+        ("tests", recorded.tests, artifact.tests),
+    ):
+        got_sha256 = packed.sha256 if packed else None
+        if got_sha256 != expected_sha256:
+            return f"{what}: expected sha256 {expected_sha256}, got {got_sha256}"
     image = artifact.image
     for number, expected in enumerate(recorded.layers):
         got = image.layers[number] if number < len(image.layers) else "no such layer"
@@ -63,17 +71,33 @@ def current_keys(project: Project, entries: Sequence[Entry]) -> set[str] | None:
             locks, recipe_lock = lock.require_fresh(recipe.containers, recipe)
         except LockError:
             return None
-        sets = {entry.artifact.targets for entry in entries if entry.artifact.name == recipe.name}
+        built = {
+            (one.targets, tuple(sorted(one.overridden.items())))
+            for one in (entry.artifact for entry in entries)
+            if one.name == recipe.name
+        }
         # Its containers are of use whether or not it was built.
-        for names in sets or {("gfx1201",)}:
+        for names, overridden in built or {(("gfx1201",), ())}:
             made = plan.make(
                 recipe,
                 target.parse_target_set([",".join(names)]),
                 locks=locks,
                 recipe_lock=recipe_lock,
+                asked=_known(overridden, recipe.options),
             )
             keys |= {made.key, *(layer.key for layer in made.layers)}
     return keys
+
+
+def _known(
+    overridden: tuple[tuple[str, str], ...], options: Mapping[str, Option]
+) -> dict[str, str]:
+    """Return what may still be asked for: an option, or a value of it, may be gone since."""
+    return {
+        name: value
+        for name, value in overridden
+        if name in options and value in options[name].values
+    }
 
 
 def record(project: Project, entries: Sequence[Entry]) -> dict[str, list[str]]:
@@ -100,6 +124,8 @@ def record(project: Project, entries: Sequence[Entry]) -> dict[str, list[str]]:
             layers=artifact.image.layers,
             archive=artifact.archive.sha256 if artifact.archive else None,
             files=store.file_digests(entry.folder) if artifact.archive else {},
+            bundled=artifact.bundled.sha256 if artifact.bundled else None,
+            tests=artifact.tests.sha256 if artifact.tests else None,
         )
         owner = project.recipes.get(artifact.name)
         if owner:

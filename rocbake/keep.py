@@ -10,9 +10,9 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rocbake import engine, log, plan, produce, run
+from rocbake import engine, log, plan, produce, run, testimage
 from rocbake.errors import BuildError
-from rocbake.store import ArchiveRecord, Artifact, Entry
+from rocbake.store import Artifact, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rocbake.oci import Layout
     from rocbake.plan import Layer, Plan
+    from rocbake.produce import Product
     from rocbake.workshop import Workshop
 
 _TEST_SECONDS = 1800.0
@@ -40,7 +41,7 @@ def make(one: Plan, *, workshop: Workshop, force: bool) -> Iterator[tuple[Entry,
     store = workshop.store
     exports = [
         layer
-        for layer in one.layers
+        for layer in produce.exported(one, workshop.project)
         if force or store.find(layer.name, layer.tag, layer.key) is None
     ]
     work = store.work(f"{one.name}-{one.tag}")
@@ -48,19 +49,17 @@ def make(one: Plan, *, workshop: Workshop, force: bool) -> Iterator[tuple[Entry,
     wanted: list[Plan | Layer] = [*exports, one]
     for what in wanted:
         chain = one.chain(one.runtime if isinstance(what, plan.Plan) else what.name)
-        with _loaded(what, made.images[what.name]) as reference:
+        with contextlib.ExitStack() as stack:
+            reference = stack.enter_context(_loaded(what, made.images[what.name]))
             subject = _subject(what, chain, reference, made.images[what.name])
+            if isinstance(what, plan.Plan):
+                subject |= stack.enter_context(_tried(what, made, workshop, reference))
             path = work / f"{what.name}-subject.json"
             path.write_text(json.dumps(subject))
             with log.step(f"Testing the image of {what.name}"):
                 run_image_tests(workshop.project.root, path, log_path=made.log_path)
             engine.tag(reference, what.reference)
-        artifact = _artifact(
-            what,
-            made.images[what.name],
-            made.archive if isinstance(what, plan.Plan) else None,
-            seconds=time.monotonic() - start,
-        )
+        artifact = _artifact(what, made, seconds=time.monotonic() - start)
         entry = store.put(made.folder / what.name, artifact)
         yield entry, time.monotonic() - start
 
@@ -75,6 +74,23 @@ def _loaded(what: Plan | Layer, image: Layout) -> Iterator[str]:
         yield reference
     finally:
         engine.untag(reference)
+
+
+@contextlib.contextmanager
+def _tried(
+    what: Plan, made: Product, workshop: Workshop, reference: str
+) -> Iterator[dict[str, Any]]:
+    """Say what of a recipe's own tests can run here, and in which image, for as long as they do."""
+    commands = workshop.project.recipes[what.name].file.smoke.commands
+    told = [one.model_dump(mode="json") for one in commands if one.host]
+    if made.tests is None:
+        yield {"tried": reference, "commands": told}
+        return
+    tried = testimage.make(reference, made.folder / what.name / made.tests.file_name)
+    try:
+        yield {"tried": tried, "commands": told}
+    finally:
+        engine.untag(tried)
 
 
 def _subject(
@@ -117,17 +133,20 @@ def run_image_tests(root: Path, subject: Path, *, log_path: Path) -> None:
     log.say(f"  {last}")
 
 
-def _artifact(
-    what: Plan | Layer, image: Layout, archive: ArchiveRecord | None, *, seconds: float
-) -> Artifact:
+def _artifact(what: Plan | Layer, made: Product, *, seconds: float) -> Artifact:
+    is_recipe = isinstance(what, plan.Plan)
     return Artifact(
         name=what.name,
         version=what.version,
         tag=what.tag,
         targets=what.targets,
+        options=what.options,
+        overridden=what.overridden,
         key=what.key,
-        image=produce.image_record(what, image),
-        archive=archive,
+        image=produce.image_record(what, made.images[what.name]),
+        archive=made.archive if is_recipe else None,
+        bundled=made.bundled if is_recipe else None,
+        tests=made.tests if is_recipe else None,
         built_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(seconds, 1),
         engine=engine.versions(),

@@ -49,6 +49,12 @@ class Recorded(_Model):
     layers: Annotated[tuple[str, ...], Field(description="diffIDs of the image")]
     archive: Annotated[Sha256 | None, Field(description="SHA-256 of the .tar.zst")] = None
     files: Annotated[dict[str, str], Field(description="SHA-256 of each file in it")] = {}
+    bundled: Annotated[
+        Sha256 | None, Field(description="SHA-256 of the .tar.zst with ROCm's libraries")
+    ] = None
+    tests: Annotated[
+        Sha256 | None, Field(description="SHA-256 of the .tar.zst that only tests need")
+    ] = None
 
 
 class _Lock(_Model):

@@ -35,6 +35,10 @@ _CHUNK = 1 << 20
 _OVERLAP = 512
 
 
+# A bundled archive carries the libraries of ROCm that the product needs, a plain one does not.
+Kind = Literal["plain", "bundled"]
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,6 +70,7 @@ class Manifest(_Model):
     """What manifest.json says, inside the archive and beside it."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    kind: Kind = "plain"
     name: str
     version: str
     key: Sha256
@@ -81,8 +86,14 @@ class Manifest(_Model):
         return digest.canonical_json(self.model_dump(mode="json", by_alias=True)) + b"\n"
 
 
-def make(root: Path, plan: Plan) -> Manifest:
+def make(root: Path, plan: Plan, *, kind: Kind = "plain") -> Manifest:
     """Read a folder that is to become an archive.
+
+    Args:
+        root: The folder.
+        plan: What it was built from.
+        kind: In a bundled one, ROCm's own files may lack code for a target, for which they have
+            none; the product's may not, and that was seen when the plain one was read.
 
     Raises:
         BuildError: Everything about it that may not leave a build, at once.
@@ -97,7 +108,7 @@ def make(root: Path, plan: Plan) -> Manifest:
     if not entries:
         faults.append("build.sh left nothing in /rocbake/dist")
     found = {target for entry in entries for target in entry.code_objects}
-    faults += _wrong_targets(entries, plan)
+    faults += _wrong_targets(entries, plan, is_complete=kind == "plain")
     if faults:
         raise BuildError(
             f"{plan.name} for {','.join(plan.targets)} may not be exported:\n  "
@@ -106,6 +117,7 @@ def make(root: Path, plan: Plan) -> Manifest:
     elves = [entry.elf for entry in entries if entry.elf]
     inside = {one.soname for one in elves} | {one.path.rpartition("/")[2] for one in entries}
     return Manifest(
+        kind=kind,
         name=plan.name,
         version=plan.version,
         key=plan.key,
@@ -174,14 +186,14 @@ def _stays_inside(rpath: str, name: str) -> bool:
     return place != ".." and not place.startswith("../")
 
 
-def _wrong_targets(entries: list[FileEntry], plan: Plan) -> list[str]:
+def _wrong_targets(entries: list[FileEntry], plan: Plan, *, is_complete: bool) -> list[str]:
     """Tell of each file whose code objects are not for exactly the target set."""
     wanted = set(plan.targets)
     faults = []
     holders = [entry for entry in entries if entry.code_objects]
     for entry in holders:
         found = set(entry.code_objects)
-        if found != wanted:
+        if found - wanted or (is_complete and found != wanted):
             faults.append(
                 f"{entry.path}: asked for {','.join(plan.targets)}, found {','.join(sorted(found))}"
             )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocbake import digest, target
-from rocbake.container import SHARED
+from rocbake import digest, option, target
+from rocbake.container import SHARED, TOOLS
 from rocbake.source import Deb, Sha256, Source
 
 if TYPE_CHECKING:
@@ -59,6 +59,16 @@ class Layer(_Model):
         """None: the same container serves every target set."""
         return ()
 
+    @property
+    def options(self) -> dict[str, str]:
+        """None: they are for recipes."""
+        return {}
+
+    @property
+    def overridden(self) -> dict[str, str]:
+        """None, as there are no options."""
+        return {}
+
 
 class Plan(_Model):
     """One recipe for one target set."""
@@ -68,7 +78,13 @@ class Plan(_Model):
     name: str
     version: str
     targets: tuple[str, ...]
-    tag: Annotated[str, Field(description="the target set, as it stands in tags and file names")]
+    tag: Annotated[
+        str, Field(description="the target set, and the options that are not as rules give them")
+    ]
+    options: Annotated[dict[str, str], Field(description="value of each build option, by name")]
+    overridden: Annotated[
+        dict[str, str], Field(description="those that are not as their rules give them")
+    ]
     epoch: int
     rocm: str | None
     files: Annotated[Sha256, Field(description="digest of the recipe's files and its Dockerfiles")]
@@ -88,6 +104,12 @@ class Plan(_Model):
         """The archive's name without its ending, and the name of its one folder."""
         rocm = f"-rocm{self.rocm}" if self.rocm else ""
         return f"{self.name}-{self.version}{rocm}-{self.tag}-{PLATFORM}"
+
+    @property
+    def words(self) -> str:
+        """What names this plan on a command line, behind `invoke build`."""
+        settings = "".join(f" --set {name}={value}" for name, value in self.overridden.items())
+        return f"--recipe {self.name} --target {','.join(self.targets)}{settings}"
 
     @property
     def inputs(self) -> tuple[Source, ...]:
@@ -112,6 +134,7 @@ def make(
     *,
     locks: Mapping[str, ContainerLock],
     recipe_lock: RecipeLock,
+    asked: Mapping[str, str] | None = None,
 ) -> Plan:
     """Resolve one build.
 
@@ -120,13 +143,16 @@ def make(
         targets: What for.
         locks: The locks of the recipe's containers, by name; they answer their wishes.
         recipe_lock: The recipe's lock; it answers its wish.
+        asked: Values of options that take the place of what their rules give.
 
     Raises:
         TargetError: The ROCm release of the recipe's containers is older than a target.
+        UsageError: A value that is asked for is none of the option's.
     """
     rocm = recipe.sdk.rocm
     if rocm:
         target.check_rocm(targets, rocm)
+    choices = option.resolve(recipe.options, targets, asked or {})
     layers: dict[str, Layer] = {}
     for container in recipe.containers:
         below = layers[container.parent.name] if container.parent else None
@@ -135,10 +161,14 @@ def make(
         "name": recipe.name,
         "version": recipe.file.version,
         "targets": targets.names,
-        "tag": targets.tag,
+        "tag": option.tag(targets, choices),
+        "options": {name: choice.value for name, choice in choices.items()},
+        "overridden": {name: one.value for name, one in choices.items() if one.is_overridden},
         "epoch": max(layer.epoch for layer in layers.values()),
         "rocm": rocm,
-        "files": recipe_files(recipe.folder.parent, recipe.name, recipe.files()),
+        "files": recipe_files(
+            recipe.folder.parents[1], recipe.name, recipe.files(), sdk=recipe.sdk.name
+        ),
         "sources": recipe_lock.sources,
         "layers": tuple(layers.values()),
         "sdk": recipe.sdk.name,
@@ -164,14 +194,22 @@ def _layer(container: Container, lock: ContainerLock, below: Layer | None) -> La
     return keyless.model_copy(update={"key": _key(keyless)})
 
 
-def recipe_files(root: Path, name: str, relative: Iterable[Path]) -> str:
-    """Return the digest of a recipe's files and of the Dockerfile that recipes share."""
+def recipe_files(root: Path, name: str, relative: Iterable[Path], *, sdk: str) -> str:
+    """Return the digest of a recipe's files, of the Dockerfile of all, and of its SDK's tools."""
+    recipes, containers = root / "recipes", root / "containers"
     return digest.sha256_json(
         [
-            digest.sha256_files(root / name, relative),
-            digest.sha256_files(root, [Path("Dockerfile")]),
+            digest.sha256_files(recipes / name, relative),
+            digest.sha256_files(recipes, [Path("Dockerfile")]),
+            digest.sha256_files(containers, tool_files(containers, sdk)),
         ]
     )
+
+
+def tool_files(containers: Path, sdk: str) -> list[Path]:
+    """Return what a container hands to every recipe that is built in it, sorted."""
+    tools = containers / sdk / TOOLS
+    return sorted(path.relative_to(containers) for path in tools.glob("*.py"))
 
 
 def container_files(root: Path, name: str) -> str:

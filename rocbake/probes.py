@@ -182,7 +182,7 @@ def judge_command(run: Ended, command: SmokeCommand, *, on_host: bool) -> Probe:
     printed = f"{run.stdout}\n{run.stderr}"
     if wrong := _unexpected(run, command, printed):
         return _failed(command.name, run, wrong)
-    shown = re.search(command.gpu, printed)
+    shown = re.search(command.gpu, printed) if command.gpu else None
     if not on_host and not shown:
         return _failed(
             command.name,
@@ -203,7 +203,7 @@ def judge_command(run: Ended, command: SmokeCommand, *, on_host: bool) -> Probe:
 def _unexpected(run: Ended, command: SmokeCommand, printed: str) -> str | None:
     """Return what a command did that its recipe does not expect, wherever it computed."""
     if run.exit_code:
-        return f"exit code {run.exit_code}: {' '.join(command.run)}"
+        return f"exit code {run.exit_code}: {' '.join(command.run or command.host)}"
     for pattern in command.refuse:
         if found := re.search(pattern, printed):
             return f"it printed {found.group(0)!r}, and may not"

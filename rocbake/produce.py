@@ -6,6 +6,7 @@ What happens to them then - kept, compared, thrown away - is for others.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,14 +14,16 @@ from typing import TYPE_CHECKING
 from rocbake import archive, bake, digest, disk, engine, fetch, log, manifest, mirror, oci, rootfs
 from rocbake import store as stores
 from rocbake.errors import BuildError
-from rocbake.store import ArchiveRecord, ImageRecord
+from rocbake.store import ArchiveRecord, ImageRecord, TestsRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rocbake.manifest import Kind
     from rocbake.oci import Layout
     from rocbake.plan import Layer, Plan
+    from rocbake.project import Project
     from rocbake.workshop import Workshop
 
 
@@ -32,13 +35,23 @@ class Product:
         folder: `<name>/image/` for each image; the recipe's has the archive and manifest beside.
         images: By name: the layers that were exported, and the recipe's own.
         archive: The record of the packed archive.
+        bundled: The record of the archive with ROCm's libraries, where the product needs more of
+            them than the runtime image has.
+        tests: The record of what only tests need, where there is such a thing.
         log_path: The build's log.
     """
 
     folder: Path
     images: dict[str, Layout]
     archive: ArchiveRecord
+    bundled: ArchiveRecord | None
+    tests: TestsRecord | None
     log_path: Path
+
+
+def exported(plan: Plan, project: Project) -> list[Layer]:
+    """Return the layers whose images are kept; the others are only built in."""
+    return [layer for layer in plan.layers if project.containers[layer.name].file.exported]
 
 
 def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Workshop) -> Product:
@@ -77,7 +90,13 @@ def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Works
             tar = rootfs.keep(root, kept, files=files, log_path=log_path)
     bake.lay_out(plan, workshop.project, work, files=files, rootfs=tar)
     bake_file = work / "bake.json"
-    description = bake.describe(plan, [layer.name for layer in exports])
+    description = bake.describe(
+        plan,
+        [layer.name for layer in exports],
+        jobs=workshop.jobs,
+        # Built from nothing means from no object of an earlier build either.
+        ccache=not workshop.fresh,
+    )
     bake_file.write_text(json.dumps(description, indent=2) + "\n")
     with log.step(f"Building {plan.name} for {','.join(plan.targets)}"):
         engine.bake(bake_file, ["default"], log_path=log_path, no_cache=workshop.fresh)
@@ -87,8 +106,19 @@ def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Works
         one.name: _collect_image(one.name, work, folder, log_path, epoch=one.epoch)
         for one in wanted
     }
-    packed = _pack(plan, work / "out" / bake.DIST, folder / plan.name)
-    return Product(folder=folder, images=images, archive=packed, log_path=log_path)
+    place = folder / plan.name
+    dist, bundle = work / "out" / bake.DIST, work / "out" / bake.BUNDLE
+    bundled = None
+    if any(bundle.iterdir()):
+        bundled = _pack(plan, _merge(dist, bundle, work / "bundled"), place, kind="bundled")
+    return Product(
+        folder=folder,
+        images=images,
+        archive=_pack(plan, dist, place, kind="plain"),
+        bundled=bundled,
+        tests=_pack_tests(plan, work / "out" / bake.TESTS, place),
+        log_path=log_path,
+    )
 
 
 def _collect_image(name: str, work: Path, folder: Path, log_path: Path, *, epoch: int) -> Layout:
@@ -101,14 +131,29 @@ def _collect_image(name: str, work: Path, folder: Path, log_path: Path, *, epoch
     return image
 
 
-def _pack(plan: Plan, dist: Path, place: Path) -> ArchiveRecord:
+def _merge(dist: Path, bundle: Path, folder: Path) -> Path:
+    """Put the product and all that it needs of ROCm below one folder, as second names."""
+    for source, destination in (
+        (dist, folder),
+        *((one, folder / "lib") for one in bundle.iterdir()),
+    ):
+        shutil.copytree(
+            source, destination, symlinks=True, dirs_exist_ok=True, copy_function=os.link
+        )
+    return folder
+
+
+def _pack(plan: Plan, root: Path, place: Path, *, kind: Kind) -> ArchiveRecord:
     """Read the product, and pack it with its manifest, which lies beside the archive, too."""
-    data = manifest.make(dist, plan).to_json()
-    for folder in (dist, place):
-        (folder / stores.MANIFEST).write_bytes(data)
-    file_name = f"{plan.stem}.tar.zst"
+    data = manifest.make(root, plan, kind=kind).to_json()
+    stem, beside = plan.stem, stores.MANIFEST
+    if kind == "bundled":
+        stem, beside = f"{stem}-bundled", stores.BUNDLED_MANIFEST
+    (root / stores.MANIFEST).write_bytes(data)
+    (place / beside).write_bytes(data)
+    file_name = f"{stem}.tar.zst"
     with log.step(f"Packing {file_name}"):
-        packed = archive.write_archive(dist, place / file_name, prefix=plan.stem, epoch=plan.epoch)
+        packed = archive.write_archive(root, place / file_name, prefix=stem, epoch=plan.epoch)
     return ArchiveRecord(
         file_name=file_name,
         sha256=packed.sha256,
@@ -116,6 +161,16 @@ def _pack(plan: Plan, dist: Path, place: Path) -> ArchiveRecord:
         tar_sha256=packed.tar_sha256,
         manifest_sha256=digest.sha256_bytes(data),
     )
+
+
+def _pack_tests(plan: Plan, tests: Path, place: Path) -> TestsRecord | None:
+    """Pack what only tests need; it goes into no image and no archive."""
+    if not any(tests.iterdir()):
+        return None
+    file_name = f"{plan.stem}-tests.tar.zst"
+    with log.step(f"Packing {file_name}"):
+        packed = archive.write_archive(tests, place / file_name, prefix="tests", epoch=plan.epoch)
+    return TestsRecord(file_name=file_name, sha256=packed.sha256, size=packed.size)
 
 
 def _require_not_newer(image: Layout, epoch: int) -> None:

@@ -23,7 +23,7 @@ class Project:
     recipes: dict[str, Recipe]
 
     def choose(self, names: list[str]) -> list[Recipe]:
-        """Return the recipes named, or all of them.
+        """Return the recipes named, or those that are taken where none is.
 
         Raises:
             UsageError: A name that is none of them.
@@ -35,7 +35,8 @@ class Project:
                 f"there are {', '.join(self.recipes) or 'none'}",
                 hint="invoke list",
             )
-        return [self.recipes[name] for name in dict.fromkeys(names or self.recipes)]
+        usual = [name for name, one in self.recipes.items() if one.file.default]
+        return [self.recipes[name] for name in dict.fromkeys(names or usual)]
 
 
 def load(root: Path = ROOT) -> Project:

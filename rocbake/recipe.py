@@ -16,13 +16,15 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from rocbake import dockerfile, document
+from rocbake import dockerfile, document, option
 from rocbake.container import Container, Name, Version, check_name
 from rocbake.document import Document, DocumentError, Problem
 from rocbake.kernel import KernelTest
+from rocbake.option import Option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,10 +96,15 @@ class SmokeCommand(_Wish):
     """A command that shows that the product works, and on what."""
 
     name: Name = Field(description="what it is called in reports")
-    run: _Words = Field(min_length=1, description="program and arguments; no shell reads them")
-    gpu: _Pattern = Field(
-        description="regular expression for what is printed only where the GPU computed; "
-        "without it, nothing would tell a result of the GPU from one of the processor"
+    run: _Words = Field(
+        default=(),
+        description="program and arguments, which no shell reads; "
+        "left out for what computes on the processor alone",
+    )
+    gpu: _Pattern | None = Field(
+        default=None,
+        description="regular expression for what is printed only where the GPU computed, with "
+        "'run'; without it, nothing would tell a result of the GPU from one of the processor",
     )
     expect: _Pattern | None = Field(
         default=None, description="regular expression for the result that must be printed"
@@ -109,6 +116,14 @@ class SmokeCommand(_Wish):
         default=(), description="the same on the processor; left out where there is no such thing"
     )
     seconds: int = Field(default=120, ge=1, le=86400, description="time limit")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> SmokeCommand:
+        if bool(self.run) != bool(self.gpu):
+            raise PydanticCustomError("smoke_command", "'run' and 'gpu' go together")
+        if not self.run and not self.host:
+            raise PydanticCustomError("smoke_command", "neither 'run' nor 'host': nothing to run")
+        return self
 
 
 class Smoke(_Wish):
@@ -131,10 +146,14 @@ class RecipeFile(BaseModel):
 
     summary: str = Field(min_length=1, description="one sentence")
     version: Version = Field(description="version of the product, kept as text")
+    default: bool = Field(default=True, description="whether it is taken where none is named")
     sdk: Name = Field(description="container that build.sh runs in")
     runtime: Name = Field(description="container that the image starts from")
     sources: tuple[SourceWish, ...] = Field(
         default=(), description="input files, found below /rocbake/sources while building"
+    )
+    options: dict[str, Option] = Field(
+        default={}, description="what it can be built with, besides what its sdk says"
     )
     smoke: Smoke = Field(default=Smoke(), description="how the product is tried")
 
@@ -152,7 +171,12 @@ class Recipe:
     @property
     def containers(self) -> tuple[Container, ...]:
         """Every container the recipe needs, parents before children."""
-        return tuple(dict.fromkeys([*self.runtime.chain, *self.sdk.chain]))
+        return tuple({one.name: one for one in [*self.runtime.chain, *self.sdk.chain]}.values())
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """What it can be built with, by name: its SDK's options, and its own."""
+        return self.sdk.options | self.file.options
 
     def files(self) -> list[Path]:
         """Return what the build may see, relative to the folder, sorted.
@@ -203,10 +227,13 @@ def load_all(root: Path, containers: dict[str, Container] | None) -> dict[str, R
             sdk=containers[read.value.sdk],
             runtime=containers[read.value.runtime],
         )
-        problems += dockerfile.problems(path.parent / "Dockerfile", contexts=("runtime", "dist"))
+        problems += dockerfile.problems(
+            path.parent / "Dockerfile", contexts=("runtime", "dist", "bundle")
+        )
     if recipes:
         problems += dockerfile.problems(
-            root / "recipes" / "Dockerfile", contexts=("sdk", "recipe", "sources")
+            root / "recipes" / "Dockerfile",
+            contexts=("sdk", "runtime", "recipe", "sources", "tools"),
         )
     if problems:
         raise DocumentError(problems)
@@ -235,6 +262,9 @@ def _check(here: Document[RecipeFile], containers: dict[str, Container] | None) 
             near = difflib.get_close_matches(name, containers, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(containers)}"
             found.append(here.problem(f"{key}: there is no container {name!r}; {advice}", key))
+    if file.sdk in containers:
+        taken = {name: one.name for one in containers[file.sdk].chain for name in one.file.options}
+        found += option.problems(here, file.options, taken=taken)
     if not found:
         sdk, runtime = containers[file.sdk], containers[file.runtime]
         if sdk.rocm != runtime.rocm:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rocbake.cache import Cache
     from rocbake.clean import Leftover
     from rocbake.finding import Examination
+    from rocbake.option import Choice
     from rocbake.passthrough import RunPlan
     from rocbake.plan import Plan
     from rocbake.project import Project
@@ -70,17 +71,35 @@ def _print_json(value: object) -> None:
     line(json.dumps(value, indent=2))
 
 
-def plans(made: Sequence[Plan], *, kept: Store, cache: Cache, as_json: bool) -> None:
-    """Print what a build would do, step by step."""
+def plans(
+    made: Sequence[Plan],
+    choices: Sequence[Mapping[str, Choice]],
+    *,
+    kept: Store,
+    cache: Cache,
+    as_json: bool,
+) -> None:
+    """Print what a build would do, step by step.
+
+    Args:
+        made: What is to be built.
+        choices: For each of them, why its options are as they are.
+        kept: What need not be built.
+        cache: What need not be fetched.
+        as_json: Print the plans themselves.
+    """
     if as_json:
         _print_json([one.model_dump(mode="json", by_alias=True) for one in made])
         return
     console = _console()
-    for one in made:
+    for one, reasons in zip(made, choices, strict=True):
         there = kept.find(one.name, one.tag, one.key)
         console.print(f"[bold]{one.name} {one.version}[/] for {','.join(one.targets)}")
         console.print(f"  key      {one.key}")
         console.print(f"  epoch    {one.epoch}   snapshot {one.snapshot}   ROCm {one.rocm}")
+        for number, (name, choice) in enumerate(reasons.items()):
+            title = "" if number else "options"
+            console.print(f"  {title:8} {name}={choice.value}: {choice.why}")
         missing = [source for source in one.inputs if not cache.has(source.sha256, source.size)]
         total = size(sum(source.size for source in missing))
         console.print(
@@ -212,8 +231,8 @@ def inventory(loaded: Project, entries: Sequence[Entry], *, as_json: bool) -> No
     console.print(table)
 
 
-def artifact(entry: Entry, *, as_json: bool) -> None:
-    """Print what is known of one artifact."""
+def artifact(entry: Entry, choices: Mapping[str, Choice], *, as_json: bool) -> None:
+    """Print what is known of one artifact, and why its options are as they are."""
     record = entry.artifact
     manifest = store.read_manifest(entry.folder)
     if as_json:
@@ -225,6 +244,7 @@ def artifact(entry: Entry, *, as_json: bool) -> None:
     rows = {
         "recipe": f"{record.name} {record.version}",
         "targets": ", ".join(record.targets),
+        **{f"option {name}": f"{choice.value}: {choice.why}" for name, choice in choices.items()},
         "key": record.key,
         "built": f"{record.built_at}, {record.seconds} s, "
         + ", ".join(f"{name} {version}" for name, version in record.engine.items()),

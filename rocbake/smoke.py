@@ -26,6 +26,7 @@ from rocbake import (
     probes,
     run,
     store,
+    testimage,
 )
 from rocbake.errors import FitError, NoGpuError, SmokeError, UsageError
 from rocbake.passthrough import Ended
@@ -278,11 +279,13 @@ def _gpu_probes(
             "compute",
             lambda: probes.judge_compute(attempt(["hip-probe"], image), card, target=target),
         )
-    for command in recipe.file.smoke.commands:
+    commands = [one for one in recipe.file.smoke.commands if one.run]
+    tried = testimage.bring(entry) if commands else planned.image
+    for command in commands:
         yield (
             command.name,
             lambda command=command: probes.judge_command(  # type: ignore[misc]
-                attempt(command.run, seconds=command.seconds), command, on_host=False
+                attempt(command.run, tried, command.seconds), command, on_host=False
             ),
         )
 
@@ -298,15 +301,16 @@ def _host_probes(
                 engine.attempt(planned, ["hip-probe", "--host"], root=place.root)
             ),
         )
-    for command in recipe.file.smoke.commands:
-        if command.host:
-            chosen = dataclasses.replace(planned, seconds=command.seconds)
-            yield (
-                command.name,
-                lambda command=command, chosen=chosen: probes.judge_command(  # type: ignore[misc]
-                    engine.attempt(chosen, command.host, root=place.root), command, on_host=True
-                ),
-            )
+    commands = [one for one in recipe.file.smoke.commands if one.host]
+    tried = testimage.bring(entry) if commands else planned.image
+    for command in commands:
+        chosen = dataclasses.replace(planned, image=tried, seconds=command.seconds)
+        yield (
+            command.name,
+            lambda command=command, chosen=chosen: probes.judge_command(  # type: ignore[misc]
+                engine.attempt(chosen, command.host, root=place.root), command, on_host=True
+            ),
+        )
 
 
 def _hip_probe(entry: Entry, kept: Sequence[Entry], seen_as: str) -> Entry | None:

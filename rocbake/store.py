@@ -3,6 +3,8 @@
 <name>/<tag>-<key>/artifact.json     what it is, with the digest of everything beside it
                    manifest.json     what is in the archive   (a recipe's)
                    <stem>.tar.zst    the archive               (a recipe's)
+                   <stem>-bundled.tar.zst, manifest-bundled.json   the one with ROCm's libraries
+                   <stem>-tests.tar.zst   what only its tests need
                    image/            the image as an OCI layout
                    build.log
                    smoke/<time>.json reports of smoke tests, one each
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 RECORD = "artifact.json"
 MANIFEST = "manifest.json"
+BUNDLED_MANIFEST = "manifest-bundled.json"
 IMAGE = "image"
 LOG = "build.log"
 ROOTFS = "rootfs"
@@ -58,7 +61,15 @@ class ArchiveRecord(_Model):
     sha256: Sha256
     size: int
     tar_sha256: Annotated[Sha256, Field(description="of the tar inside, whatever the compression")]
-    manifest_sha256: Annotated[Sha256, Field(description="of the manifest.json beside it")]
+    manifest_sha256: Annotated[Sha256, Field(description="of its manifest, which lies beside it")]
+
+
+class TestsRecord(_Model):
+    """The tar of what only an artifact's tests need: programs, models, recordings."""
+
+    file_name: str
+    sha256: Sha256
+    size: int
 
 
 class Artifact(_Model):
@@ -69,9 +80,17 @@ class Artifact(_Model):
     version: str
     tag: str
     targets: Annotated[tuple[str, ...], Field(description="empty for a container's image")]
+    options: Annotated[dict[str, str], Field(description="value of each build option")] = {}
+    overridden: Annotated[
+        dict[str, str], Field(description="those that are not as their rules gave them")
+    ] = {}
     key: Sha256
     image: ImageRecord
     archive: ArchiveRecord | None
+    bundled: Annotated[
+        ArchiveRecord | None, Field(description="the archive that carries its ROCm libraries")
+    ] = None
+    tests: TestsRecord | None = None
     built_at: Annotated[str, Field(description="ISO 8601, UTC")]
     seconds: float
     engine: dict[str, str]
@@ -90,19 +109,29 @@ class Entry:
         archive = self.artifact.archive
         return self.folder / archive.file_name if archive else None
 
+    @property
+    def tests_path(self) -> Path | None:
+        """Where the tar for its tests is, if it has one."""
+        tests = self.artifact.tests
+        return self.folder / tests.file_name if tests else None
+
     def check(self) -> None:
-        """Hash the archive and its manifest.
+        """Hash the archives, their manifests, and what its tests need.
 
         Raises:
             BuildError: One of them is not what was stored.
         """
-        archive = self.artifact.archive
-        if not archive:
-            return
-        for name, expected in (
-            (archive.file_name, archive.sha256),
-            (MANIFEST, archive.manifest_sha256),
+        artifact = self.artifact
+        files: dict[str, str] = {}
+        for archive, manifest in (
+            (artifact.archive, MANIFEST),
+            (artifact.bundled, BUNDLED_MANIFEST),
         ):
+            if archive:
+                files |= {archive.file_name: archive.sha256, manifest: archive.manifest_sha256}
+        if artifact.tests:
+            files[artifact.tests.file_name] = artifact.tests.sha256
+        for name, expected in files.items():
             path = self.folder / name
             got = digest.sha256_file(path) if path.is_file() else "no file"
             if got != expected:
@@ -248,25 +277,25 @@ class Store:
         return [path for path in (own, *swaps) if path.exists()]
 
 
-def file_digests(folder: Path) -> dict[str, str]:
+def file_digests(folder: Path, manifest: str = MANIFEST) -> dict[str, str]:
     """Return the SHA-256 of each file in an artifact's archive, as its manifest lists them."""
     try:
         return {
             entry["path"]: entry["sha256"]
-            for entry in read_manifest(folder)["files"]
+            for entry in read_manifest(folder, manifest)["files"]
             if entry["sha256"]
         }
     except (KeyError, TypeError) as wrong:
-        raise _damaged(folder / MANIFEST, f"no list of files: {wrong}") from wrong
+        raise _damaged(folder / manifest, f"no list of files: {wrong}") from wrong
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what the manifest.json of an artifact says.
+def read_manifest(folder: Path, manifest: str = MANIFEST) -> dict[str, Any]:
+    """Return what the manifest of an artifact's archive says.
 
     Raises:
         BuildError: There is none, or it is none.
     """
-    path = folder / MANIFEST
+    path = folder / manifest
     try:
         value = json.loads(path.read_bytes())
     except OSError as wrong:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HINT = "invoke list --targets prints every target"
 
 # An OCI tag ends at 128 characters; what is put before a set's tag needs its share.
-_LONGEST_TAG = 96
+LONGEST_TAG = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Processor:
             for it; "5.6" also stands for older ones; None if nothing can be said.
         features: What may be switched on or off for it, in LLVM's order.
         generic: The generic instruction set that runs on it too, or None.
+        works_with: What is known to work on it, of TRAITS.
     """
 
     name: str
@@ -45,7 +46,16 @@ class Processor:
     since: str | None = None
     features: tuple[str, ...] = ()
     generic: str | None = None
+    works_with: tuple[str, ...] = ()
 
+
+# What the rules of build options may ask of a target, and what it means.
+TRAITS = {
+    "apu": "shares the processor's memory",
+    "discrete": "has memory of its own",
+    "vmm": "a discrete card on which ggml is known to work with HIP virtual memory management",
+    "hipblaslt": "hipBLASLt of ROCm 7.2, as Debian builds it, has kernels for it",
+}
 
 _XNACK = ("xnack",)
 _BOTH = ("sramecc", "xnack")
@@ -58,6 +68,12 @@ _BOTH = ("sramecc", "xnack")
 # Releases: the TARGET_LIST_ROCM_* of
 #   https://github.com/ROCm/rocm-libraries/blob/develop/projects/rocblas/CMakeLists.txt;
 #   gfx125x: device libraries, https://github.com/ROCm/llvm-project/pull/553, first in 7.2
+# vmm: the cards that audio.cpp switches it on for, https://github.com/0xShug0/audio.cpp, in
+#   scripts/install_arch_amd.sh; ggml has it off, as it fails on cards that nobody can name:
+#   https://github.com/ggml-org/llama.cpp/pull/11420
+# hipblaslt: the names of the kernel files in Debian's libhipblaslt1 7.2.4. Upstream's own list has
+#   gfx942, gfx950, gfx1103 and gfx1150 as well, but not gfx1102:
+#   https://github.com/ROCm/rocm-libraries/blob/develop/projects/hipblaslt/cmake/tensilelite_supported_architectures.cmake
 PROCESSORS: tuple[Processor, ...] = (
     Processor("gfx9-generic", 0x51, features=_XNACK),
     Processor(
@@ -97,6 +113,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=False,
         since="5.6",
         features=_BOTH,
+        works_with=("hipblaslt",),
     ),
     Processor("gfx909", 0x31, is_apu=True, features=_XNACK, generic="gfx9-generic"),
     Processor(
@@ -107,6 +124,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=False,
         since="5.6",
         features=_BOTH,
+        works_with=("hipblaslt",),
     ),
     Processor(
         "gfx90c",
@@ -235,6 +253,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=False,
         since="5.6",
         generic="gfx11-generic",
+        works_with=("vmm", "hipblaslt"),
     ),
     Processor(
         "gfx1101",
@@ -244,6 +263,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=False,
         since="5.6",
         generic="gfx11-generic",
+        works_with=("vmm", "hipblaslt"),
     ),
     Processor(
         "gfx1102",
@@ -253,6 +273,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=False,
         since="5.6",
         generic="gfx11-generic",
+        works_with=("vmm", "hipblaslt"),
     ),
     Processor(
         "gfx1103",
@@ -280,6 +301,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=True,
         since="6.3",
         generic="gfx11-generic",
+        works_with=("hipblaslt",),
     ),
     Processor(
         "gfx1152",
@@ -306,6 +328,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=False,
         since="6.3",
         generic="gfx12-generic",
+        works_with=("vmm", "hipblaslt"),
     ),
     Processor(
         "gfx1201",
@@ -315,6 +338,7 @@ PROCESSORS: tuple[Processor, ...] = (
         is_apu=False,
         since="6.3",
         generic="gfx12-generic",
+        works_with=("vmm", "hipblaslt"),
     ),
     Processor(
         "gfx1250",
@@ -329,6 +353,11 @@ PROCESSORS: tuple[Processor, ...] = (
 _BY_NAME = {processor.name: processor for processor in PROCESSORS}
 _BY_MACHINE = {processor.machine: processor for processor in PROCESSORS}
 _RANK = {processor.name: rank for rank, processor in enumerate(PROCESSORS)}
+_MEMBERS = {
+    name: tuple(processor for processor in PROCESSORS if processor.generic == name)
+    for name in {processor.generic for processor in PROCESSORS if processor.generic}
+}
+_KINDS = {True: ("apu",), False: ("discrete",), None: ()}
 
 # Groups of our own beside TheRock's: what most people who hand archives on want to serve.
 _OWN_GROUPS = {
@@ -397,7 +426,7 @@ class TargetSet:
             ".".join((target.processor.name, *map(_feature_tag, target.features)))
             for target in self.targets
         )
-        if len(tag) <= _LONGEST_TAG:
+        if len(tag) <= LONGEST_TAG:
             return tag
         import hashlib  # noqa: PLC0415 - only sets of a dozen targets need it
 
@@ -513,7 +542,26 @@ def check_rocm(targets: TargetSet, rocm_version: str) -> None:
         raise _together(problems)
 
 
-TABLE_HEADER = ("target", "products", "kind", "ROCm", "features", "generic", "groups")
+def members(processor: Processor) -> tuple[Processor, ...]:
+    """Return what code for a processor runs on: itself alone, or the members of a generic one.
+
+    >>> [member.name for member in members(parse_target("gfx12-generic").processor)]
+    ['gfx1200', 'gfx1201']
+    """
+    return _MEMBERS.get(processor.name, (processor,))
+
+
+def traits_of(processor: Processor) -> tuple[str, ...]:
+    """Return the traits a processor has, in the order of TRAITS; a generic one's are its members'.
+
+    >>> traits_of(parse_target("gfx1151").processor)
+    ('apu', 'hipblaslt')
+    """
+    each = [(*_KINDS[member.is_apu], *member.works_with) for member in members(processor)]
+    return tuple(trait for trait in TRAITS if all(trait in own for own in each))
+
+
+TABLE_HEADER = ("target", "products", "kind", "ROCm", "features", "traits", "generic", "groups")
 
 
 def table() -> list[tuple[str, ...]]:
@@ -526,6 +574,7 @@ def table() -> list[tuple[str, ...]]:
             kinds[processor.is_apu],
             f">= {processor.since}" if processor.since else "",
             " ".join(processor.features),
+            " ".join(traits_of(processor)),
             processor.generic or "",
             " ".join(group for group, names in GROUPS.items() if processor.name in names),
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocbake.oci import Layout
     from rocbake.plan import Layer, Plan
     from rocbake.produce import Product
-    from rocbake.store import Entry
+    from rocbake.store import ArchiveRecord, Entry, TestsRecord
     from rocbake.workshop import Workshop
 
 _DIFFOSCOPE_SECONDS = 600.0
@@ -50,19 +50,20 @@ def verify(one: Plan, *, workshop: Workshop) -> list[Comparison]:
     """
     kept = workshop.store
     entries: list[tuple[Plan | Layer, Entry]] = []
-    wanted: list[Plan | Layer] = [*one.layers, one]
+    exported = produce.exported(one, workshop.project)
+    wanted: list[Plan | Layer] = [*exported, one]
     for what in wanted:
         entry = kept.find(what.name, what.tag, what.key)
         if entry is None:
             raise UsageError(
                 f"the store has no {what.reference} of these locks to compare with",
-                hint=f"invoke build --recipe {one.name} --target {','.join(one.targets)}",
+                hint=f"invoke build {one.words}",
             )
         entry.check()
         entries.append((what, entry))
     with kept.only_one(f"verify-{one.name}-{one.tag}"):
         work = kept.work(f"verify-{one.name}-{one.tag}")
-        made = produce.produce(one, one.layers, work, workshop=workshop)
+        made = produce.produce(one, exported, work, workshop=workshop)
         comparisons = [
             _compare(what.reference, entry, made, made.images[what.name]) for what, entry in entries
         ]
@@ -95,6 +96,15 @@ def _compare(name: str, entry: Entry, made: Product, image: Layout) -> Compariso
         difference, detail = _archive_difference(entry, made, made.folder / artifact.name)
         if difference:
             return Comparison(name, parts, difference, detail)
+        for what, packed, again in (
+            ("bundled archive", artifact.bundled, made.bundled),
+            ("tests", artifact.tests, made.tests),
+        ):
+            if packed:
+                parts += f", {what}"
+            if packed != again:
+                difference = _packed_difference(entry, made, what, packed, again)
+                return Comparison(name, parts, difference)
     first = oci.read(entry.folder / store.IMAGE)
     difference = image_difference(first, image)
     return Comparison(name, parts, difference)
@@ -110,6 +120,24 @@ def _archive_difference(entry: Entry, made: Product, folder: Path) -> tuple[str 
             told = f"archive: {path}: sha256 {first.get(path)}, and again {second.get(path)}"
             return told, _detail(entry, made, folder, path)
     return f"archive: sha256 {recorded.sha256}, and again {made.archive.sha256}", None
+
+
+def _packed_difference(
+    entry: Entry,
+    made: Product,
+    what: str,
+    packed: ArchiveRecord | TestsRecord | None,
+    again: ArchiveRecord | TestsRecord | None,
+) -> str:
+    if packed and again and what == "bundled archive":
+        manifest = store.BUNDLED_MANIFEST
+        first = store.file_digests(entry.folder, manifest)
+        second = store.file_digests(made.folder / entry.artifact.name, manifest)
+        for path in sorted({*first, *second}):
+            if first.get(path) != second.get(path):
+                return f"{what}: {path}: sha256 {first.get(path)}, and again {second.get(path)}"
+    digests = [one.sha256 if one else "none" for one in (packed, again)]
+    return f"{what}: sha256 {digests[0]}, and again {digests[1]}"
 
 
 def _detail(entry: Entry, made: Product, folder: Path, path: str) -> str | None:

@@ -20,7 +20,8 @@ class Workshop:
         cache: Where sources are.
         store: Where artifacts go.
         offline: Use the cache alone.
-        fresh: From nothing: no cached layer, no kept root file system.
+        fresh: From nothing: no cached layer, no kept root file system, no compiled object.
+        jobs: How many compilers may run at once; what there is room for if None.
     """
 
     project: Project
@@ -28,3 +29,4 @@ class Workshop:
     store: Store
     offline: bool = False
     fresh: bool = False
+    jobs: int | None = None

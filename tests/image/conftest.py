@@ -16,6 +16,7 @@ import testinfra
 
 from rocbake import engine, oci
 from rocbake.plan import Layer, Plan
+from rocbake.recipe import SmokeCommand
 
 STRANGER = 12345
 # https://github.com/opencontainers/image-spec/blob/v1.1.1/layer.md#whiteouts
@@ -30,6 +31,8 @@ class Subject:
     layout: oci.Layout
     plan: Plan | Layer
     layers: tuple[Layer, ...]
+    tried: str  # the image that the recipe's own commands run in
+    commands: tuple[SmokeCommand, ...]
 
     @property
     def is_recipe(self):
@@ -57,6 +60,8 @@ def subject(pytestconfig):
         layout=oci.read(Path(told["layout"])),
         plan=model.model_validate(told["plan"]),
         layers=tuple(Layer.model_validate(layer) for layer in told["layers"]),
+        tried=told.get("tried", told["reference"]),
+        commands=tuple(SmokeCommand.model_validate(one) for one in told.get("commands", ())),
     )
 
 

@@ -90,6 +90,8 @@ class Server:
             self.requests.append((path, dict(handler.headers)))
             script = self.script.get(path)
             answer = script.pop(0) if script else Answer()
+        if answer.company:
+            answer.company.wait(30)
         body = self.files.get(path) if answer.content is None else answer.content
         status, headers = answer.status, dict(answer.headers)
         if body is None and status == 200:
@@ -114,8 +116,6 @@ class Server:
     def _send(self, handler, answer, status, headers, body):
         ending = self.ending
         time.sleep(answer.delay)
-        if answer.company:
-            answer.company.wait(30)
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name, value)
@@ -312,12 +312,12 @@ class Checkout:
             lock.write(made, recipe.folder)
         return loaded
 
-    def plan(self, *targets, recipe="tool"):
+    def plan(self, *targets, recipe="tool", **asked):
         """Resolve a recipe for a target set, from what is on disk now."""
         found = self.load().recipes[recipe]
         locks, recipe_lock = lock.require_fresh(found.containers, found)
         wanted = target.parse_target_set(targets or ["gfx1201"])
-        return plan.make(found, wanted, locks=locks, recipe_lock=recipe_lock)
+        return plan.make(found, wanted, locks=locks, recipe_lock=recipe_lock, asked=asked)
 
 
 @pytest.fixture(scope="session")
@@ -445,6 +445,7 @@ def put(make_image):
         files=None,
         built_at="2026-11-01T00:00:00Z",
         targets=("gfx1201",),
+        overridden=None,
         with_image=False,
         layers=("sha256:1",),
     ):
@@ -482,6 +483,8 @@ def put(make_image):
             version="1.10",
             tag=tag,
             targets=targets if content is not None else (),
+            options=overridden or {},
+            overridden=overridden or {},
             key=key,
             image=image,
             archive=archive,

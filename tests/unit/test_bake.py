@@ -51,8 +51,33 @@ def test_only_what_is_asked_is_exported(checkout):
         described = bake.describe(made, exports)
 
         exported = [name for name, one in described["target"].items() if "output" in one]
-        assert sorted(exported) == sorted([*exports, "dist", "tool"])
-        assert described["group"]["default"]["targets"] == [*sorted(exports), "dist", "tool"]
+        product = ["dist", "bundle", "tests", "tool"]
+        assert sorted(exported) == sorted([*exports, *product])
+        assert described["group"]["default"]["targets"] == [*sorted(exports), *product]
+
+
+def test_what_changes_no_byte_is_handed_on_and_in_no_key(checkout):
+    made = checkout.plan()
+
+    usual = bake.describe(made, [])["target"]["dist"]["args"]
+    asked = bake.describe(made, [], jobs=3, ccache=False)["target"]["dist"]["args"]
+
+    assert (usual["JOBS"], usual["CCACHE"]) == ("", "1")
+    assert (asked["JOBS"], asked["CCACHE"]) == ("3", "")
+    assert {name for name in usual if usual[name] != asked[name]} == {"JOBS", "CCACHE"}
+    assert usual["SDK"] == made.chain(made.sdk)[-1].key
+
+
+def test_tools_of_the_sdk_are_laid_out_and_part_of_the_plan(checkout):
+    before = checkout.plan()
+    tools = checkout.root / "containers" / "sdk" / "tools"
+    tools.mkdir()
+    (tools / "one.py").write_text("print(1)\n")
+
+    after = checkout.plan()
+
+    assert before.files != after.files
+    assert [layer.key for layer in before.layers] == [layer.key for layer in after.layers]
 
 
 def test_images_are_exported_with_their_epoch_and_compressed_once(described):

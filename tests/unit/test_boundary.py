@@ -121,11 +121,18 @@ def test_option_without_its_value_is_refused(invoke, calls, words):
 
 
 def test_repeated_option_gives_every_value(invoke, calls):
-    invoke("build", "--target", "gfx1201", "--target=gfx1100", "--recipe", "one", "--json")
+    words = ("--target", "gfx1201", "--target=gfx1100", "--recipe", "one", "--json")
+    invoke("build", *words, "--set", "a=b", "--set=c=d")
 
     ((name, words, options),) = calls
     assert (name, words) == ("build", (["gfx1201", "gfx1100"], ["one"]))
-    assert options == {"dry_run": False, "as_json": True, "offline": False, "force": False}
+    assert options == {
+        "dry_run": False,
+        "as_json": True,
+        "offline": False,
+        "force": False,
+        "settings": ["a=b", "c=d"],
+    }
 
 
 def test_verbs_without_options_take_everything(invoke, calls):

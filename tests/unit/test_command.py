@@ -171,6 +171,99 @@ def test_difference_is_printed_before_it_is_an_error(entry, monkeypatch, capsys)
     assert json.loads(capsys.readouterr().out)[0]["difference"] == "archive: bin/x"
 
 
+# --set
+
+
+@pytest.fixture
+def with_vmm(checkout):
+    """Let the small project's SDK have one option."""
+    path = checkout.root / "containers/sdk/container.yaml"
+    text = """options:
+  vmm:
+    summary: virtual memory
+    values: ["on", "off"]
+    rules: [{ every: vmm, value: "on" }]
+    otherwise: "off"
+"""
+    path.write_text(path.read_text() + text)
+    return checkout
+
+
+@pytest.mark.usefixtures("with_vmm")
+def test_plan_says_what_each_option_is_and_why(said):
+    options = BUILD | {"dry_run": True}
+
+    assert "options  vmm=on: every target has vmm\n" in said(
+        command.build, ["gfx1201"], [], **options
+    )
+    text = said(command.build, ["gfx1201"], [], **options, settings=["vmm=off"])
+    assert "options  vmm=off: asked for\n" in text
+    assert "rocbake/tool:gfx1201_vmm-off" in text
+    (told,) = json.loads(
+        said(
+            command.build,
+            ["gfx1201"],
+            [],
+            **options | {"as_json": True},
+            settings=["vmm=off"],
+        )
+    )
+    assert (told["options"], told["overridden"]) == ({"vmm": "off"}, {"vmm": "off"})
+
+
+def test_plan_of_a_recipe_without_options_says_nothing_of_them(said):
+    assert "options" not in said(command.build, ["gfx1201"], [], **BUILD | {"dry_run": True})
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["vmm"], "expected NAME=VALUE"),
+        (["vmm=on", "vmm=off"], "expected one value"),
+        (["vmm=maybe"], "vmm: expected on or off, got 'maybe' for tool"),
+        (["vm=on"], "no recipe has an option 'vm'; did you mean 'vmm'"),
+    ],
+)
+@pytest.mark.usefixtures("with_vmm")
+def test_settings_are_checked_before_any_work(monkeypatch, settings, reason):
+    monkeypatch.setattr(building, "build", keep_out)
+    monkeypatch.setattr(lock, "require_fresh", keep_out)
+
+    for verb in (
+        lambda: command.build(["gfx1201"], [], **BUILD, settings=settings),
+        lambda: command.verify(["gfx1201"], [], as_json=0, offline=0, settings=settings),
+        lambda: command.show_(["gfx1201"], "", as_json=0, build_log=0, settings=settings),
+        lambda: command.export(["gfx1201"], "", "to", image=False, settings=settings),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            verb()
+
+
+def test_setting_is_read_before_files_are(checkout):
+    checkout.write("recipes/tool/recipe.yaml", "broken")
+
+    with pytest.raises(UsageError, match="expected NAME=VALUE"):
+        command.build(["gfx1201"], [], **BUILD, settings=["vmm"])
+
+
+def test_artifact_of_a_setting_is_found_by_it(said, with_vmm, kept, put, tmp_path):
+    ruled, other = with_vmm.plan(), with_vmm.plan(vmm="off")
+    options = {"as_json": False, "build_log": False}
+    put(kept, key=ruled.key, content=b"on")
+
+    text = said(command.show_, ["gfx1201"], "", **options)
+    assert "option vmm           on: every target has vmm\n" in text
+    with pytest.raises(UsageError, match="no rocbake/tool:gfx1201_vmm-off of") as caught:
+        command.show_(["gfx1201"], "", **options, settings=["vmm=off"])
+    assert caught.value.hint == "invoke build --recipe tool --target gfx1201 --set vmm=off"
+
+    put(kept, key=other.key, tag=other.tag, content=b"off", overridden={"vmm": "off"})
+    text = said(command.show_, ["gfx1201"], "", **options, settings=["vmm=off"])
+    assert "option vmm           off: asked for\n" in text
+    said(command.export, ["gfx1201"], "", str(tmp_path), image=False, settings=["vmm=off"])
+    assert (tmp_path / "tool.tar.zst").read_bytes() == b"off"
+
+
 # lock
 
 

@@ -13,6 +13,7 @@ from rocbake import (
     kernel,
     lock,
     manifest,
+    option,
     plan,
     project,
     recipe,
@@ -48,6 +49,8 @@ MODELS = {
     "source: url": recipe.UrlWish,
     "source: git": recipe.GitWish,
     "source: pypi": recipe.PypiWish,
+    "option": option.Option,
+    "rule": option.Rule,
     "smoke": recipe.Smoke,
     "smoke command": recipe.SmokeCommand,
     "kernel": kernel.KernelTest,
@@ -69,6 +72,7 @@ MODELS = {
     "artifact.json": store.Artifact,
     "image": store.ImageRecord,
     "packed archive": store.ArchiveRecord,
+    "tests of an artifact": store.TestsRecord,
     "smoke/<time>.json": report.Report,
     "probe": report.Probe,
     "subject": report.Subject,
@@ -284,6 +288,12 @@ def test_fields_are_those_of_the_model(heading):
     fields = MODELS[heading].model_fields
     assert said == {field.alias or name for name, field in fields.items()}
     assert needed == {field.alias or name for name, field in fields.items() if field.is_required()}
+
+
+def test_traits_are_those_of_the_table():
+    table = rows(section(FORMATS.read_text(), "Traits"))
+
+    assert {name.strip("`"): meaning for name, meaning in table} == target.TRAITS
 
 
 def test_the_floors_are_those_of_the_contract():

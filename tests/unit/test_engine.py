@@ -612,7 +612,10 @@ def test_engine_that_stops_in_the_middle_is_no_time_that_is_up(container):
 
     container.answers["/containers/c1/wait"] = (200, stop)
 
-    with pytest.raises(EngineError, match=f"the engine at unix://{container.path} failed"):
+    with pytest.raises(
+        EngineError,
+        match=f"the engine at unix://{container.path} went away in the middle: Remote end closed",
+    ):
         engine.attempt(planned(), ["sleep", "9"])
 
 

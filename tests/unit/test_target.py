@@ -89,8 +89,51 @@ def test_printed_table_has_a_cell_for_every_column():
         "discrete",
         ">= 6.3",
         "",
+        "discrete vmm hipblaslt",
         "gfx12-generic",
         "gfx120X-all portable rdna4",
+    )
+
+
+# Traits
+
+
+@pytest.mark.parametrize(
+    ("name", "traits"),
+    [
+        ("gfx1201", "discrete vmm hipblaslt"),
+        ("gfx1102", "discrete vmm hipblaslt"),
+        ("gfx1103", "apu"),
+        ("gfx1151", "apu hipblaslt"),
+        ("gfx90a", "discrete hipblaslt"),
+        ("gfx1030", "discrete"),
+        ("gfx942", ""),
+        ("gfx1250", ""),
+        ("gfx12-generic", "discrete vmm hipblaslt"),
+        ("gfx11-generic", ""),
+        ("gfx10-1-generic", ""),
+    ],
+)
+def test_traits_are_what_is_known_of_a_target_or_of_all_members(name, traits):
+    assert " ".join(target.traits_of(parse_target(name).processor)) == traits
+
+
+@pytest.mark.parametrize("processor", target.PROCESSORS, ids=NAMES)
+def test_what_works_is_a_trait_and_stands_with_no_generic_target(processor):
+    assert set(processor.works_with) <= target.TRAITS.keys() - {"apu", "discrete"}
+    assert not (processor.works_with and processor.name.endswith("-generic"))
+    if "vmm" in processor.works_with:
+        assert processor.is_apu is False
+
+
+def test_members_of_a_generic_target_are_those_that_name_it():
+    generic = parse_target("gfx9-4-generic").processor
+
+    assert [member.name for member in target.members(generic)] == ["gfx942", "gfx950"]
+    assert all(
+        target.members(one) == (one,)
+        for one in target.PROCESSORS
+        if not one.name.endswith("-generic")
     )
 
 

@@ -138,7 +138,7 @@ def rebuilt(checkout, tmp_path, put, make_image, monkeypatch):
             (work / "tool/tool.tar.zst").write_bytes(second.content)
             packed = other.artifact.archive
             (work / "tool/manifest.json").write_bytes((other.folder / "manifest.json").read_bytes())
-        return produce.Product(work, images, packed, work / "log")
+        return produce.Product(work, images, packed, None, None, work / "log")
 
     monkeypatch.setattr(produce, "produce", build)
     monkeypatch.setattr(engine, "connect", None)
