@@ -137,6 +137,7 @@ def verify(
         recipe="recipe, where there are several",
         to="folder that the files go to",
         image="the image, as `docker load` takes it, instead of the archive",
+        bundled="the archive that carries its ROCm libraries",
     ),
 )
 def export(
@@ -146,9 +147,10 @@ def export(
     recipe: str = "",
     to: str = "",
     image: bool = False,
+    bundled: bool = False,
 ) -> None:
     """Copy an archive, its checksum and its manifest to a folder."""
-    command.export(target, recipe, to, image=image, settings=set)
+    command.export(target, recipe, to, image=image, bundled=bundled, settings=set)
 
 
 @verb(

@@ -212,6 +212,7 @@ def export(
     folder: str,
     *,
     image: bool,
+    bundled: bool,
     settings: Sequence[str] = (),
 ) -> None:
     """Copy an artifact's files to a folder."""
@@ -220,9 +221,11 @@ def export(
     _require_target("export", targets)
     if not folder:
         raise UsageError("no folder was named", hint="invoke export --target gfx1201 --to DIR")
+    if image and bundled:
+        raise UsageError("--image and --bundled exclude each other", hint="invoke export --help")
     loaded = project.load()
     _, entry = _entry(loaded, "export", targets, recipe, settings)
-    for path in exporting.export(entry, Path(folder), image=image):
+    for path in exporting.export(entry, Path(folder), image=image, bundled=bundled):
         show.line(str(path))
 
 

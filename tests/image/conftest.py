@@ -17,6 +17,7 @@ import testinfra
 from rocbake import engine, oci
 from rocbake.plan import Layer, Plan
 from rocbake.recipe import SmokeCommand
+from rocbake.store import BUNDLED_MANIFEST
 
 STRANGER = 12345
 # https://github.com/opencontainers/image-spec/blob/v1.1.1/layer.md#whiteouts
@@ -106,6 +107,22 @@ def runtime(subject):
     if "hipcc" in package_names(subject) or not subject.plan.rocm:
         pytest.skip("not a runtime image")
     return subject.plan
+
+
+LIBRARIES = "usr/lib/x86_64-linux-gnu/"
+
+
+@pytest.fixture(scope="session")
+def bundled(subject):
+    """What of the SDK's ROCm is copied into the image, by path, and its digest."""
+    path = subject.layout.folder.parent / BUNDLED_MANIFEST
+    if not path.is_file():
+        return {}
+    return {
+        LIBRARIES + entry["path"].removeprefix("lib/"): entry["sha256"]
+        for entry in json.loads(path.read_text())["files"]
+        if entry["path"].startswith("lib/") and entry["sha256"]
+    }
 
 
 @pytest.fixture(scope="session")

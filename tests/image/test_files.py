@@ -73,8 +73,9 @@ def merged(path):
     return re.sub(r"^(bin|sbin|lib|lib32|lib64|libx32)(?=/)", r"usr/\1", path)
 
 
-def test_no_file_is_unexplained(tree, owned, subject):
-    product = f"opt/{subject.plan.name}/" if subject.is_recipe else None
+def test_no_file_is_unexplained(tree, owned, bundled, subject):
+    # The product, and programs of the recipe's own that are none of it.
+    own = (f"opt/{subject.plan.name}/", f"usr/local/lib/{subject.plan.name}/")
 
     unexplained = [
         path
@@ -82,7 +83,8 @@ def test_no_file_is_unexplained(tree, owned, subject):
         if not member.isdir()
         and merged(path) not in owned
         and not any(fnmatch.fnmatchcase(path, pattern) for pattern in MADE)
-        and not (product and path.startswith(product))
+        and not (subject.is_recipe and path.startswith(own))
+        and path not in bundled
         # The public name of an alternative, as /usr/bin/awk is.
         and f"etc/alternatives/{path.rpartition('/')[2]}" not in tree
     ]

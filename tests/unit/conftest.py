@@ -431,6 +431,22 @@ def make_image(tmp_path):
 # Artifacts
 
 
+def archived(folder, file_name, content, library):
+    """Put a bundled archive with its manifest into a folder, and return its record."""
+    sha256 = hashlib.sha256(library).hexdigest()
+    rows = [{"path": "lib/one", "size": len(library), "sha256": sha256, "code_objects": {}}]
+    manifest = json.dumps({"files": rows, "needed": [], "versions": {}}).encode()
+    (folder / file_name).write_bytes(content)
+    (folder / store.BUNDLED_MANIFEST).write_bytes(manifest)
+    return store.ArchiveRecord(
+        file_name=file_name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        size=len(content),
+        tar_sha256="0" * 64,
+        manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+    )
+
+
 @pytest.fixture
 def put(make_image):
     """Put an artifact that nobody built into a store."""
@@ -447,11 +463,21 @@ def put(make_image):
         targets=("gfx1201",),
         overridden=None,
         with_image=False,
+        with_bundle=None,
         layers=("sha256:1",),
     ):
         staged = kept.work(f"staged-{name}-{tag}")
         staged.mkdir()
-        archive = None
+        archive = bundled = tests = None
+        if with_bundle is not None:
+            packed = f"{name}-bundled.tar.zst"
+            bundled = archived(staged, packed, b"bundled " + with_bundle, with_bundle)
+            (staged / f"{name}-tests.tar.zst").write_bytes(b"tests " + with_bundle)
+            tests = store.TestsRecord(
+                file_name=f"{name}-tests.tar.zst",
+                sha256=hashlib.sha256(b"tests " + with_bundle).hexdigest(),
+                size=6 + len(with_bundle),
+            )
         if content is not None:
             (staged / f"{name}.tar.zst").write_bytes(content)
             rows = [
@@ -488,6 +514,8 @@ def put(make_image):
             key=key,
             image=image,
             archive=archive,
+            bundled=bundled,
+            tests=tests,
             built_at=built_at,
             seconds=1.0,
             engine={"docker": "26.1.5"},

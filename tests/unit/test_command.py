@@ -233,7 +233,9 @@ def test_settings_are_checked_before_any_work(monkeypatch, settings, reason):
         lambda: command.build(["gfx1201"], [], **BUILD, settings=settings),
         lambda: command.verify(["gfx1201"], [], as_json=0, offline=0, settings=settings),
         lambda: command.show_(["gfx1201"], "", as_json=0, build_log=0, settings=settings),
-        lambda: command.export(["gfx1201"], "", "to", image=False, settings=settings),
+        lambda: command.export(
+            ["gfx1201"], "", "to", image=False, bundled=False, settings=settings
+        ),
     ):
         with pytest.raises(UsageError, match=reason):
             verb()
@@ -260,7 +262,15 @@ def test_artifact_of_a_setting_is_found_by_it(said, with_vmm, kept, put, tmp_pat
     put(kept, key=other.key, tag=other.tag, content=b"off", overridden={"vmm": "off"})
     text = said(command.show_, ["gfx1201"], "", **options, settings=["vmm=off"])
     assert "option vmm           off: asked for\n" in text
-    said(command.export, ["gfx1201"], "", str(tmp_path), image=False, settings=["vmm=off"])
+    said(
+        command.export,
+        ["gfx1201"],
+        "",
+        str(tmp_path),
+        image=False,
+        bundled=False,
+        settings=["vmm=off"],
+    )
     assert (tmp_path / "tool.tar.zst").read_bytes() == b"off"
 
 
@@ -365,7 +375,7 @@ def test_one_artifact_must_be_named(targets, recipe, kind, reason):
     with pytest.raises(kind, match=reason):
         command.show_(targets, recipe, as_json=False, build_log=False)
     with pytest.raises(kind, match=reason):
-        command.export(targets, recipe, "to", image=False)
+        command.export(targets, recipe, "to", image=False, bundled=False)
 
 
 def test_artifact_of_older_locks_is_not_shown(entry, checkout):
@@ -378,7 +388,7 @@ def test_artifact_of_older_locks_is_not_shown(entry, checkout):
 
 
 def test_export_tells_what_it_wrote(said, entry, tmp_path):
-    text = said(command.export, ["gfx1201"], "", str(tmp_path / "to"), image=False)
+    text = said(command.export, ["gfx1201"], "", str(tmp_path / "to"), image=False, bundled=False)
 
     assert text.splitlines() == [
         str(tmp_path / "to" / name)
@@ -388,7 +398,7 @@ def test_export_tells_what_it_wrote(said, entry, tmp_path):
 
 def test_export_needs_a_folder(entry):
     with pytest.raises(UsageError, match="no folder was named"):
-        command.export(["gfx1201"], "", "", image=False)
+        command.export(["gfx1201"], "", "", image=False, bundled=False)
 
 
 def test_report_that_cannot_be_written_is_told_before_anything_is_tried(tmp_path, monkeypatch):

@@ -43,6 +43,27 @@ def test_image_is_written_as_a_tar(entry, tmp_path):
     assert old["RepoTags"] == ["rocbake/tool:gfx1201"]
 
 
+def test_bundled_archive_is_copied_with_its_own_manifest(put, tmp_path):
+    entry = put(Store(tmp_path / "artifacts"), with_bundle=b"x")
+
+    paths = export(entry, tmp_path / "to", image=False, bundled=True)
+
+    assert [path.name for path in paths] == [
+        "tool-bundled.tar.zst",
+        "tool-bundled.tar.zst.sha256",
+        "tool-bundled.manifest.json",
+    ]
+    assert paths[0].read_bytes() == b"bundled x"
+    assert json.loads(paths[2].read_text())["files"][0]["path"] == "lib/one"
+
+
+def test_what_needs_no_more_of_rocm_has_no_bundled_archive(entry, tmp_path):
+    with pytest.raises(UsageError, match="has no bundled archive") as caught:
+        export(entry, tmp_path / "to", image=False, bundled=True)
+
+    assert caught.value.hint == "leave out --bundled"
+
+
 def damage(path):
     data = path.read_bytes()
     path.chmod(0o644)

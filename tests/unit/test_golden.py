@@ -109,3 +109,18 @@ def test_first_layer_that_differs_is_named(checkout, entry):
     assert with_(layers=("one",)) == "image, layer 1: expected two, got no such layer"
     assert with_(config="x").startswith("image configuration: expected ")
     assert with_(manifest="x", size=0) is None
+
+
+@pytest.mark.parametrize("part", ["bundled", "tests"])
+def test_what_is_packed_beside_the_archive_is_recorded_and_compared(checkout, kept, put, part):
+    entry = put(kept, key=A, with_bundle=b"x")
+    record = recorded(checkout, entry)
+    assert getattr(record, part) == getattr(entry.artifact, part).sha256
+    assert golden.compare(entry, record) is None
+
+    other = record.model_copy(update={part: "0" * 64})
+    gone = record.model_copy(update={part: None})
+
+    word = {"bundled": "bundled archive", "tests": "tests"}[part]
+    assert golden.compare(entry, other).startswith(f"{word}: expected sha256 {'0' * 64}, got ")
+    assert golden.compare(entry, gone).startswith(f"{word}: expected sha256 None, got ")

@@ -236,3 +236,22 @@ def test_digests_of_files_come_from_the_manifest(kept, put):
         "bin/x": digest.sha256_bytes(b"1"),
         "lib/y": digest.sha256_bytes(b"2"),
     }
+
+
+@pytest.mark.parametrize(
+    "name", ["tool-bundled.tar.zst", "manifest-bundled.json", "tool-tests.tar.zst"]
+)
+def test_damage_beside_the_archive_is_found_as_well(put, kept, name):
+    entry = put(kept, with_bundle=b"x")
+    entry.check()
+    path = entry.folder / name
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes() + b" ")
+
+    with pytest.raises(BuildError, match=rf"{name}: damaged since it was stored"):
+        entry.check()
+
+
+def test_what_tests_need_lies_beside_the_archive(put, kept):
+    assert put(kept, with_bundle=b"x").tests_path.read_bytes() == b"tests x"
+    assert put(kept, tag="other").tests_path is None

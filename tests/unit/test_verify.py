@@ -119,7 +119,13 @@ def rebuilt(checkout, tmp_path, put, make_image, monkeypatch):
     plan = checkout.plan()
     for layer in plan.layers:
         put(kept, name=layer.name, tag=layer.tag, key=layer.key, content=None, with_image=True)
-    entry = put(kept, key=plan.key, files={"bin/x": b"1", "bin/y": b"1"}, with_image=True)
+    entry = put(
+        kept,
+        key=plan.key,
+        files={"bin/x": b"1", "bin/y": b"1"},
+        with_image=True,
+        with_bundle=b"1",
+    )
     second = SimpleNamespace(plan=plan, kept=kept, entry=entry, differs=None,
                              content=b"other")  # fmt: skip
 
@@ -138,7 +144,14 @@ def rebuilt(checkout, tmp_path, put, make_image, monkeypatch):
             (work / "tool/tool.tar.zst").write_bytes(second.content)
             packed = other.artifact.archive
             (work / "tool/manifest.json").write_bytes((other.folder / "manifest.json").read_bytes())
-        return produce.Product(work, images, packed, None, None, work / "log")
+        beside = entry
+        if second.differs in {"bundled", "tests"}:
+            beside = put(Store(tmp_path / "beside"), with_bundle=b"2")
+        bundled = beside.artifact.bundled if second.differs != "tests" else entry.artifact.bundled
+        tests = beside.artifact.tests if second.differs != "bundled" else entry.artifact.tests
+        name = "manifest-bundled.json"
+        (work / "tool" / name).write_bytes((beside.folder / name).read_bytes())
+        return produce.Product(work, images, packed, bundled, tests, work / "log")
 
     monkeypatch.setattr(produce, "produce", build)
     monkeypatch.setattr(engine, "connect", None)
@@ -157,7 +170,7 @@ def test_second_build_of_the_same_is_reproduced(rebuilt):
         ("rocbake/sdk:7.2.4", None),
         ("rocbake/tool:gfx1201", None),
     ]
-    assert found[-1].parts == "1 layer, archive"
+    assert found[-1].parts == "1 layer, archive, bundled archive, tests"
     assert list((rebuilt.kept.root / ".work").iterdir()) == []
 
 
@@ -167,6 +180,8 @@ def test_second_build_of_the_same_is_reproduced(rebuilt):
         ("sdk", "layer 0 (layer 0): etc/name: size 3, and again 5"),
         ("tool", "layer 0 (layer 0): etc/name: size 4, and again 5"),
         ("archive", "archive: bin/y: sha256 "),
+        ("bundled", "bundled archive: lib/one: sha256 "),
+        ("tests", "tests: sha256 "),
     ],
 )
 def test_second_build_of_something_else_is_told_and_kept(rebuilt, what, told):

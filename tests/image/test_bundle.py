@@ -1,0 +1,79 @@
+"""What of ROCm a product brings along: for its target set alone, and as the archive has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocbake import blas, elf, oci, target
+
+# What an image of one target may weigh, in bytes: unpacked, and to pull.
+UNPACKED, PACKED = 1_600_000_000, 500_000_000
+_ELF = b"\x7fELF"
+
+
+@pytest.fixture(scope="module")
+def brought(subject, bundled, tree):
+    """The paths in the image that are copied from the SDK."""
+    found = sorted(path for path in bundled if path in tree)
+    if not found:
+        pytest.skip("an image without libraries of the SDK")
+    return found
+
+
+def processors(subject):
+    return {name.partition(":")[0] for name in subject.plan.targets}
+
+
+def test_kernel_files_are_those_of_the_target_set(subject, brought):
+    coverage = blas.coverage(brought)
+    known = coverage.rocblas | coverage.hipblaslt
+
+    assert coverage.rocblas
+    assert known <= processors(subject)
+
+
+def test_libraries_have_code_for_the_target_set_alone(subject, brought, tmp_path):
+    wanted = set(subject.plan.targets) | processors(subject)
+    served = wanted | {
+        one.processor.generic
+        for one in target.parse_target_set([",".join(subject.plan.targets)]).targets
+        if one.processor.generic
+    }
+    libraries = {path for path in brought if ".so" in path.rpartition("/")[2]}
+    looked_at = 0
+    for index in range(len(subject.layout.layers)):
+        with subject.layout.open_layer(index) as tar:
+            for member in tar:
+                if member.name.removeprefix("./") not in libraries:
+                    continue
+                path = tmp_path / "library"
+                path.write_bytes(tar.extractfile(member).read())
+                assert {one.target for one in elf.code_objects(path)} <= served, member.name
+                looked_at += 1
+
+    assert looked_at == len(libraries)
+
+
+def test_they_are_those_of_the_bundled_archive(subject, brought, bundled):
+    found = {}
+    for index in range(len(subject.plan.chain(subject.plan.runtime)), len(subject.layout.layers)):
+        for member, content in oci.members(subject.layout, index):
+            found[member.name.removeprefix("./")] = content
+
+    assert {path: found.get(path) for path in brought} == {path: bundled[path] for path in brought}
+
+
+def test_nothing_of_a_compiler_is_there(tree, runtime):
+    names = {path.rpartition("/")[2] for path in tree}
+
+    assert not names & {"hipcc", "clang", "clang++", "gcc", "g++", "cmake", "ninja", "ccache"}
+
+
+@pytest.mark.usefixtures("brought")
+def test_an_image_of_one_target_is_slim(subject, tree):
+    if len(subject.plan.targets) > 1:
+        pytest.skip("an image of several targets")
+    unpacked = sum(member.size for member in tree.values() if member.isreg())
+
+    assert unpacked <= UNPACKED
+    assert subject.layout.size <= PACKED
