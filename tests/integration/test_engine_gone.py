@@ -28,9 +28,12 @@ _SECONDS = 60
 
 @contextlib.contextmanager
 def dockerd(folder):
-    """Start an engine that shares nothing with the machine's own."""
-    words = ["dockerd", "--data-root", folder / "data", "--exec-root", folder / "exec",
-             "--pidfile", folder / "pid", "--host", f"unix://{folder}/sock",
+    """Start an engine that shares nothing with the machine's own.
+
+    Not even the network: one that is told to have no bridge takes away the bridge it finds.
+    """
+    words = ["unshare", "--net", "dockerd",
+             "--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid", "--host", f"unix://{folder}/sock",
              "--config-file", folder / "none.json", "--iptables=false", "--ip6tables=false",
              "--bridge=none"]  # fmt: skip
     (folder / "none.json").write_text("{}")
