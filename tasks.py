@@ -22,6 +22,7 @@ _HELP = {
     "json": "print the result as JSON",
     "offline": "use the cache alone, no network",
     "set": "NAME=VALUE: a build option that is not to be as its rules say; repeatable",
+    "jobs": "compilers at a time, 1 to 1024; as many as cores and memory allow if not given",
 }
 
 
@@ -37,6 +38,7 @@ def _help(*shared: str, **own: str) -> dict[str, str]:
         "set",
         "json",
         "offline",
+        "jobs",
         dry_run="print the plan and stop",
         force="build even what is in the store",
     ),
@@ -50,6 +52,7 @@ def build(
     json: bool = False,
     offline: bool = False,
     force: bool = False,
+    jobs: str | None = None,
 ) -> None:
     """Build images and archives for GPU targets."""
     command.build(
@@ -60,6 +63,7 @@ def build(
         offline=offline,
         force=force,
         settings=set,
+        jobs=jobs,
     )
 
 
@@ -115,7 +119,7 @@ def show(
 
 @verb(
     iterable=["target", "recipe", "set"],
-    help=_help("target", "recipe", "set", "json", "offline"),
+    help=_help("target", "recipe", "set", "json", "offline", "jobs"),
 )
 def verify(
     context: Context,
@@ -124,9 +128,10 @@ def verify(
     set: list[str],
     json: bool = False,
     offline: bool = False,
+    jobs: str | None = None,
 ) -> None:
     """Build again from nothing and compare: archive, configuration, every layer."""
-    command.verify(target, recipe, as_json=json, offline=offline, settings=set)
+    command.verify(target, recipe, as_json=json, offline=offline, settings=set, jobs=jobs)
 
 
 @verb(

@@ -12,7 +12,7 @@ from rocbake import lock as locks
 from rocbake.cache import Cache
 from rocbake.errors import BuildError, LockError, RocbakeError, TargetError, UsageError
 from rocbake.store import Store
-from rocbake.workshop import Workshop
+from rocbake.workshop import Workshop, parse_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,11 +76,13 @@ def build(
     offline: bool,
     force: bool,
     settings: Sequence[str] = (),
+    jobs: str | None = None,
 ) -> None:
     """Build, or show what would be built."""
     _require_target("build", targets)
     target.parse_many(targets)
     option.parse(settings)
+    at_once = parse_jobs(jobs)
     loaded = project.load()
     made = _plans(loaded, targets, recipes, settings)
     store = _store(loaded)
@@ -90,7 +92,7 @@ def build(
         return
     from rocbake import build as building
 
-    workshop = Workshop(project=loaded, cache=Cache(), store=store, offline=offline)
+    workshop = Workshop(project=loaded, cache=Cache(), store=store, offline=offline, jobs=at_once)
     outcomes = building.build(made, workshop=workshop, force=force)
     show.outcomes(outcomes, as_json=as_json)
     building.require_reproduced(outcomes)
@@ -236,14 +238,21 @@ def verify(
     as_json: bool,
     offline: bool,
     settings: Sequence[str] = (),
+    jobs: str | None = None,
 ) -> None:
     """Build again from nothing, and compare."""
     from rocbake import verify as verifying
 
     _require_target("verify", targets)
+    at_once = parse_jobs(jobs)
     loaded = project.load()
     workshop = Workshop(
-        project=loaded, cache=Cache(), store=_store(loaded), offline=offline, fresh=True
+        project=loaded,
+        cache=Cache(),
+        store=_store(loaded),
+        offline=offline,
+        fresh=True,
+        jobs=at_once,
     )
     comparisons = []
     for one in _plans(loaded, targets, recipes, settings):

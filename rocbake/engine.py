@@ -264,16 +264,17 @@ def bake(
     progress = BuildLog()
     words: list[str | os.PathLike[str]] = ["docker", "buildx", "bake", "--progress", "plain"]
     words += ["--file", bake_file, *(["--no-cache"] if no_cache else []), *targets]
-    result = run.run(
-        words,
-        cwd=bake_file.parent,
-        env=_cli_environment() | {"EXPERIMENTAL_BUILDKIT_SOURCE_POLICY": str(policy)},
-        log_path=log_path,
-        on_line=progress.line,
-        check=False,
-    )
+    with log.live(progress.status):
+        result = run.run(
+            words,
+            cwd=bake_file.parent,
+            env=_cli_environment() | {"EXPERIMENTAL_BUILDKIT_SOURCE_POLICY": str(policy)},
+            log_path=log_path,
+            on_line=progress.line,
+            check=False,
+        )
     if result.returncode != 0:
-        raise BuildError(progress.failure(result.stderr, log_path))
+        raise progress.failure(result.stderr, log_path)
 
 
 def load(layout: Layout, reference: str) -> None:

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.progress import Progress
 
@@ -71,3 +71,28 @@ def progress() -> Progress:
         disable=not is_terminal(),
         transient=True,
     )
+
+
+@contextlib.contextmanager
+def live(line: Callable[[], str]) -> Iterator[None]:
+    """Show one line below the talk while the block runs; on a terminal alone, and nothing stays.
+
+    Args:
+        line: Asked twice a second what the line is now, from a thread of its own. It must not wait
+            for anyone who may be talking, because that one waits for the terminal meanwhile.
+    """
+    if not is_terminal():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415 - costs 60 ms that a reused build has not
+    from rich.live import Live  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    with Live(
+        console=Console(stderr=True),
+        get_renderable=lambda: Text(line(), no_wrap=True, overflow="ellipsis"),
+        refresh_per_second=2,
+        transient=True,
+        redirect_stdout=False,
+    ):
+        yield

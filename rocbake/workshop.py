@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from rocbake.errors import UsageError
 
 if TYPE_CHECKING:
     from rocbake.cache import Cache
     from rocbake.project import Project
     from rocbake.store import Store
+
+_MOST_JOBS = 1024
 
 
 @dataclass(frozen=True)
@@ -30,3 +35,19 @@ class Workshop:
     offline: bool = False
     fresh: bool = False
     jobs: int | None = None
+
+
+def parse_jobs(text: str | None) -> int | None:
+    """Return how many compilers may run at once, as --jobs has it; None if it was not given.
+
+    Raises:
+        UsageError: It is no whole number from 1 to 1024.
+    """
+    if text is None:
+        return None
+    if re.fullmatch("[0-9]{1,4}", text) and 1 <= int(text) <= _MOST_JOBS:
+        return int(text)
+    raise UsageError(
+        f"--jobs: expected a whole number from 1 to {_MOST_JOBS}, got {text!r}",
+        hint="leave it out for as many as cores and memory of the container allow",
+    )

@@ -41,7 +41,7 @@ for source in "$recipe"/src/*.cpp "$recipe"/src/*.hip; do
     objects+=("$object")
     commands+=("$(printf '%q ' "$compiler" "${flags[@]}" "${language[@]}" -c "$source" -o "$object")")
 done
-printf '%s\0' "${commands[@]}" | xargs -0 -n 1 -P "${ROCBAKE_JOBS:-$(nproc)}" bash -c
+printf '%s\0' "${commands[@]}" | xargs -0 -n 1 -P "${JOBS:-$(nproc)}" bash -c
 
 install -d -m 0755 "$dist/bin" "$dist/share/doc/hip-probe"
 "$compiler" "${objects[@]}" "${link_flags[@]}" -o "$build/hip-probe"

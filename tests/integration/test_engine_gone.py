@@ -33,9 +33,10 @@ def dockerd(folder):
     Not even the network: one that is told to have no bridge takes away the bridge it finds.
     """
     words = ["unshare", "--net", "dockerd",
-             "--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid", "--host", f"unix://{folder}/sock",
-             "--config-file", folder / "none.json", "--iptables=false", "--ip6tables=false",
-             "--bridge=none"]  # fmt: skip
+             "--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile",
+             folder / "pid", "--host", f"unix://{folder}/sock",
+             "--config-file", folder / "none.json",
+             "--iptables=false", "--ip6tables=false", "--bridge=none"]  # fmt: skip
     (folder / "none.json").write_text("{}")
     with (folder / "log").open("a") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)

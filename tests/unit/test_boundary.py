@@ -132,6 +132,7 @@ def test_repeated_option_gives_every_value(invoke, calls):
         "offline": False,
         "force": False,
         "settings": ["a=b", "c=d"],
+        "jobs": None,
     }
 
 

@@ -5,6 +5,7 @@ import pytest
 from rocbake import build as building
 from rocbake import cache as caches
 from rocbake import command, engine, fetch, gpu, lock, mirror
+from rocbake import verify as verifying
 from rocbake.asked import Asked
 from rocbake.build import Outcome
 from rocbake.errors import BuildError, EngineError, LockError, ReproError, TargetError, UsageError
@@ -111,6 +112,39 @@ def test_target_is_checked_before_files_are_read(checkout):
 
     with pytest.raises(TargetError):
         command.build(["gfx12O1"], [], **BUILD)
+
+
+@pytest.mark.parametrize("verb", [command.build, command.verify])
+def test_jobs_are_checked_before_files_are_read(checkout, verb):
+    checkout.write("recipes/tool/recipe.yaml", "broken")
+    options = BUILD if verb is command.build else {"as_json": False, "offline": False}
+
+    with pytest.raises(UsageError, match=r"--jobs: expected a whole number .* got '0'"):
+        verb(["gfx1201"], [], **options, jobs="0")
+
+
+@pytest.mark.parametrize(("jobs", "expected"), [("3", 3), (None, None)])
+def test_jobs_are_handed_on(monkeypatch, jobs, expected):
+    seen = []
+
+    def record(*_, workshop, **__):
+        seen.append(workshop.jobs)
+        return []
+
+    monkeypatch.setattr(building, "build", record)
+    monkeypatch.setattr(verifying, "verify", record)
+    command.build(["gfx1201"], [], **BUILD, jobs=jobs)
+    command.verify(["gfx1201"], [], as_json=False, offline=False, jobs=jobs)
+
+    assert seen == [expected, expected]
+
+
+def test_jobs_are_no_part_of_the_plan(said):
+    options = BUILD | {"dry_run": True, "as_json": True}
+
+    assert said(command.build, ["gfx1201"], [], **options, jobs="3") == said(
+        command.build, ["gfx1201"], [], **options
+    )
 
 
 def test_stale_lock_stops_a_build(checkout, monkeypatch):

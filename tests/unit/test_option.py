@@ -38,7 +38,22 @@ def values(options, targets, **asked):
 
 @pytest.fixture(scope="module")
 def ggml():
-    return container.load_all(project.ROOT)["ggml"].options
+    """The options of ggml's engines, with all that their rules have looked at."""
+    return {
+        "graphs": one({"any": "apu", "value": "off"}, values=("on", "off"), otherwise="on"),
+        "hipblaslt": one(
+            {"every": "hipblaslt", "value": "on"}, values=("on", "off"), otherwise="off"
+        ),
+        "rocwmma": one(values=("on", "off"), otherwise="off"),
+        "vmm": one({"every": "vmm", "value": "on"}, values=("on", "off"), otherwise="off"),
+    }
+
+
+def test_containers_rule_is_the_one_tried_here(ggml):
+    theirs = container.load_all(project.ROOT)["ggml"].file.options["graphs"]
+
+    assert theirs.rules == ggml["graphs"].rules
+    assert theirs.otherwise == ggml["graphs"].otherwise
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def build(tmp_path):
         env = {
             "PATH": path or f"{tmp_path / 'bin'}:/usr/bin:/bin",
             "SOURCE_DATE_EPOCH": "1700000000",
-            "ROCBAKE_JOBS": jobs,
+            "JOBS": jobs,
             "ROCBAKE_RECIPE_DIR": str(RECIPE_DIR),
             "ROCBAKE_BUILD_DIR": str(tmp_path / "build"),
             "ROCBAKE_DIST_DIR": str(tmp_path / "dist"),

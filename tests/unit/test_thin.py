@@ -336,7 +336,7 @@ def test_program_tells_what_became_of_each_file(thin, file, capsys):
     assert thin.main(["--targets", "gfx1201,gfx1200", os.fspath(path)]) == 0
 
     told = capsys.readouterr().out
-    assert "libx.so.1: 0.0 MB, now 0.0 MB, without gfx1100; no code for gfx1200" in told
+    assert "libx.so.1: 0.0 MB, now 0.0 MB; without gfx1100; no code for gfx1200" in told
     path.write_bytes(path.read_bytes()[:900])
     assert thin.main(["--targets", "gfx1200", os.fspath(path)]) == 1
     assert capsys.readouterr().err.startswith(f"error: {path}: ")

@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import thin
 from toolchain import ToolError, run, say, targets
 
 # What any GNU system has, and must have of its own: the loader and the C library are one piece.
@@ -47,10 +48,13 @@ def bundle(dist: Path, out: Path, *, runtime: Path = Path("/rocbake/runtime")) -
         for prefix, folder in _KERNELS.items():
             if name.startswith(prefix):
                 _copy_kernels(path.parent / folder, place / folder)
-    import thin  # noqa: PLC0415
-
-    fat = sorted(path for path in out.rglob("*.so*") if path.is_file())
-    thin.main(["--targets", ",".join(targets()), *map(str, fat)])
+    for path in sorted(out.glob("*/*.so*")):
+        try:
+            thinned = thin.thin(path, targets())
+        except thin.ThinError as wrong:
+            raise ToolError(str(wrong)) from wrong
+        if thinned.removed or thinned.missing:
+            say(f"{path.name}: {thinned}")
 
 
 def closure(dist: Path) -> dict[str, Path]:

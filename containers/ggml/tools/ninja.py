@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -20,7 +21,10 @@ def build(folder: Path, names: list[str]) -> None:
         ToolError: Ninja failed; what it said stands in the log.
     """
     count = jobs()
+    # rocbake reads these two: what to say if memory runs out, and how long what is left takes.
     say(f"jobs: {count} ({cores()} cores, {memory() / 1024**3:.1f} GiB)")
+    commands = json.loads((folder / "compile_commands.json").read_text())
+    say(f"hip objects: {sum('-x hip' in one['command'] for one in commands)}")
     environment = ccache_environment()
     start = time.monotonic()
     code = subprocess.run(

@@ -86,6 +86,14 @@ class Thinned:
     removed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        parts = [f"{self.before / 1e6:.1f} MB, now {self.after / 1e6:.1f} MB"]
+        if self.removed:
+            parts.append(f"without {', '.join(self.removed)}")
+        if self.missing:
+            parts.append(f"no code for {', '.join(self.missing)}")
+        return "; ".join(parts)
+
 
 def thin(path: Path, targets: Iterable[str]) -> Thinned:
     """Rewrite a file in place, by rename; without unwanted code it stays byte for byte.
@@ -415,13 +423,7 @@ def main(words: list[str]) -> int:
         except ThinError as wrong:
             print(f"error: {wrong}", file=sys.stderr)  # noqa: T201 - the log of the build
             return 1
-        if done.removed or done.missing:
-            lacks = f"; no code for {', '.join(done.missing)}" if done.missing else ""
-            print(  # noqa: T201 - the log of the build
-                f"{path.name}: {done.before / 1e6:.1f} MB, now {done.after / 1e6:.1f} MB, "
-                f"without {', '.join(done.removed) or 'anything less'}{lacks}",
-                flush=True,
-            )
+        print(f"{path.name}: {done}", flush=True)  # noqa: T201 - the log of the build
     return 0
 
 
