@@ -50,8 +50,15 @@ class Product:
 
 
 def exported(plan: Plan, project: Project) -> list[Layer]:
-    """Return the layers whose images are kept; the others are only built in."""
-    return [layer for layer in plan.layers if project.containers[layer.name].file.exported]
+    """Return the layers whose images are kept; the others are only built in.
+
+    Kept are those that the product runs on, and the SDK with what is below it, if it is not too
+    large for that.
+    """
+    kept = [*plan.chain(plan.runtime)]
+    if project.containers[plan.sdk].file.exported:
+        kept += plan.chain(plan.sdk)
+    return [layer for layer in plan.layers if layer in kept]
 
 
 def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Workshop) -> Product:

@@ -101,23 +101,24 @@ def test_option_that_means_nothing_stops_the_build(in_sdk):
 THIN = """
 cd /rocbake/build && libraries=/usr/lib/x86_64-linux-gnu
 cp $libraries/librocblas.so.5 $libraries/librocsolver.so.0 .
-python3 -B - <<'EOF'
-import sys
-sys.path.insert(0, "/rocbake/tools")
-import thin
+first_bundle() {
+    python3 -B - "$1" <<'EOF'
+import struct, sys
 data = open("librocblas.so.5", "rb").read()
 start = data.index(b"CCOB")
-_, _, _, total, _, _ = thin._HEADERS[3].unpack_from(data, start)
-open("before", "wb").write(data[start : start + total])
-open("after", "wb").write(thin.rewrite(data[start : start + total], ["gfx1201"]).data)
+(size,) = struct.unpack_from("<Q", data, start + 8)
+open(sys.argv[1], "wb").write(data[start : start + size])
 EOF
+}
+first_bundle before
+/rocbake/tools/thin.py --targets gfx1201 librocblas.so.5 librocsolver.so.0
+first_bundle after
 bundler=$(hipconfig --hipclangpath)/clang-offload-bundler
 target=hipv4-amdgcn-amd-amdhsa--gfx1201
 for one in before after; do
     $bundler --unbundle --type=o --targets=$target --input=$one --output=$one.code
 done
 cmp before.code after.code && echo "the same code"
-/rocbake/tools/thin.py --targets gfx1201 librocblas.so.5 librocsolver.so.0
 ls -l --dereference librocblas.so.5 librocsolver.so.0
 export LD_LIBRARY_PATH=$PWD
 python3 -B - <<'EOF'

@@ -12,6 +12,7 @@ from rocbake.mirror import Mirrors, apt_archives, load, parse, parse_inline, red
 ONE = "http://one.invalid/debian"
 TWO = "https://two.invalid/debian"
 VAULT = "https://vault.invalid/sha256"
+HOST = "https://host.invalid/"
 SNAPSHOTS = """\
 Acquire::Snapshots::URI "";
 Acquire::Snapshots::URI::Host "";
@@ -92,6 +93,36 @@ def test_vaults_serve_any_digest():
 
 
 @pytest.mark.parametrize(
+    ("url", "places"),
+    [
+        (f"{HOST}us/tool", ["/srv/tool", f"{TWO}/tool.git"]),
+        (f"{HOST}us/tool.git", ["/srv/us/tool.git"]),
+        (f"{HOST}us/", ["/srv/us/"]),
+        (f"{HOST}them/tool", [f"{ONE}/host/them/tool", "/srv/all/them/tool"]),
+        ("https://host.invalid.other/us/tool", []),
+        ("http://host.invalid/us/tool", []),
+    ],
+)
+def test_longest_match_gives_the_places_of_a_repository(url, places):
+    mirrors = Mirrors(
+        git={
+            HOST: (f"{ONE}/host/", "/srv/all"),
+            f"{HOST}us/": ("/srv/us/",),
+            f"{HOST}us/tool": ("/srv/tool", f"{TWO}/tool.git"),
+            f"{HOST}us/to": ("/srv/nothing",),
+        }
+    )
+
+    assert mirrors.git_places(url) == [*places, url]
+
+
+def test_own_address_may_be_put_before_a_mirror():
+    mirrors = Mirrors(git={HOST: (HOST, "/srv")})
+
+    assert mirrors.git_places(f"{HOST}a") == [f"{HOST}a", "/srv/a"]
+
+
+@pytest.mark.parametrize(
     ("address", "shown"),
     [
         ("https://user:word@host/a@b?token=c#d", "https://***@host/a@b?***#d"),
@@ -113,6 +144,19 @@ def test_file_holds_one_address_or_a_list():
     assert parse("# nothing yet\n", where="file") == {}
 
 
+def test_git_addresses_are_mapped_to_addresses_and_paths(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    text = f"{HOST}: [ssh://git@two.invalid/x/, ~/git]\n{HOST}us/tool: /srv/git/tool.git/\n"
+    words = f"{HOST}=ssh://git@two.invalid/x/ {HOST}us/tool=/srv/git/tool.git/,{HOST}=~/git"
+    expected = {
+        HOST: ("ssh://git@two.invalid/x/", "/home/me/git"),
+        f"{HOST}us/tool": ("/srv/git/tool.git",),
+    }
+
+    assert parse(text, where="file") == expected
+    assert parse_inline(words, where="X") == expected
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -130,6 +174,24 @@ def test_file_holds_one_address_or_a_list():
         ("debian: http://host/?q\n", "file:1: 'http://host/?***' is not"),
         ("debian: htp://me:secret@host\n", "file:1: 'htp://***@host' is not"),
         (f"Debian Sid: {ONE}\n", "file:1: 'Debian Sid' is not an archive's name"),
+        (
+            f"debian: {ONE}\nhttps://host.invalid: /srv\n",
+            "file:2: 'https://host.invalid' ends at no slash: expected 'https://host.invalid/'",
+        ),
+        ("htp://me:secret@host/: /srv\n", "file:1: 'htp://***@host/' is not a file, git, http,"),
+        ("https://: /srv\n", "file:1: 'https://' is not a file, git, http,"),
+        ("https://me:secret@host/: /a\n" * 2, "file:2: https://***@host/ is here twice"),
+        (
+            f"{HOST}:\n- /srv\n- a\n",
+            "file:3: 'a' is neither a file, git, http, https or ssh address of git nor an absolute",
+        ),
+        (f"{HOST}: git@host:tool\n", "file:1: 'git@host:tool' is neither a file, git"),
+        (f"{HOST}: file:/srv\n", "file:1: 'file:/srv' is neither"),
+        (f"{HOST}: ext://x/\n", "file:1: 'ext://x/' is neither"),
+        (f"{HOST}: https://me:secret@two/?q\n", "file:1: 'https://***@two/?***' is neither"),
+        (f"{HOST}: ~nobody-of-that-name/x\n", "file:1: '~nobody-of-that-name/x' is neither"),
+        (f"{HOST}:\n", "file:1: '' is neither"),
+        ("debian: /srv/debian\n", "file:1: '/srv/debian' is not an http"),
         ("a: \0\n", "file:1: not YAML"),
         ("[" * 1000, "file:1: not YAML"),
     ],
@@ -151,6 +213,8 @@ def test_words_hold_one_address_each():
         ("http://me:secret@host", "file: 'http://***@host' is neither"),
         (f"={ONE}", "file: '' is not an archive's name"),
         ("debian=host", "file: 'host' is not an http"),
+        (f"{HOST}a=b=/srv", "file: 'b=/srv' is neither a file, git"),
+        ("https://host.invalid=/srv", "file: 'https://host.invalid' ends at no slash"),
     ],
 )
 def test_faults_of_words_are_named(text, message):
@@ -172,11 +236,21 @@ def test_any_text_is_read_or_refused(text):
 
 NAMES = st.text("abz019.+-", min_size=1, max_size=8).filter(lambda name: name[0].isalnum())
 ADDRESSES = st.builds("{}://{}.invalid/{}".format, st.sampled_from(["http", "https"]), NAMES, NAMES)
+REPOSITORIES = st.builds("{}{}".format, ADDRESSES, st.sampled_from(["", "/", ".git"]))
+PATHS = st.builds("/{}/{}".format, NAMES, NAMES)
+
+
+def lists_of(addresses):
+    return st.lists(addresses, min_size=1, max_size=3)
 
 
 @settings(max_examples=30)
-@given(st.dictionaries(NAMES, st.lists(ADDRESSES, min_size=1, max_size=3), max_size=3))
-def test_both_forms_say_the_same(wanted):
+@given(
+    st.dictionaries(NAMES, lists_of(ADDRESSES), max_size=3),
+    st.dictionaries(REPOSITORIES, lists_of(REPOSITORIES | PATHS), max_size=3),
+)
+def test_both_forms_say_the_same(archives, repositories):
+    wanted = archives | repositories
     text = "".join(f'"{name}": [{", ".join(listed)}]\n' for name, listed in wanted.items())
     words = ",".join(f"{name}={one}" for name, listed in wanted.items() for one in listed)
     expected = {name: tuple(listed) for name, listed in wanted.items()}
@@ -192,10 +266,10 @@ def test_nothing_is_configured():
 def test_words_of_the_environment_outrank_the_file(monkeypatch, user_file):
     user_file.write_text(f"debian: {ONE}\n")
     from_file = load()
-    monkeypatch.setenv("ROCBAKE_MIRRORS", f"debian={TWO} blobs={VAULT}")
+    monkeypatch.setenv("ROCBAKE_MIRRORS", f"debian={TWO} blobs={VAULT} {HOST}=/srv/git")
 
     assert from_file == Mirrors(archives={"debian": (ONE,)})
-    assert load() == Mirrors(archives={"debian": (TWO,)}, blobs=(VAULT,))
+    assert load() == Mirrors(archives={"debian": (TWO,)}, blobs=(VAULT,), git={HOST: ("/srv/git",)})
 
 
 def test_environment_may_name_a_file(monkeypatch, tmp_path):

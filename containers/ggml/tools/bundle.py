@@ -49,12 +49,9 @@ def bundle(dist: Path, out: Path, *, runtime: Path = Path("/rocbake/runtime")) -
             if name.startswith(prefix):
                 _copy_kernels(path.parent / folder, place / folder)
     for path in sorted(out.glob("*/*.so*")):
-        try:
-            thinned = thin.thin(path, targets())
-        except thin.ThinError as wrong:
-            raise ToolError(str(wrong)) from wrong
-        if thinned.removed or thinned.missing:
-            say(f"{path.name}: {thinned}")
+        report = thin.thin(path, targets())
+        if report.removed or report.lacking:
+            say(str(report))
 
 
 def closure(dist: Path) -> dict[str, Path]:
