@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 DIST = "dist"
 BUNDLE = "bundle"
 TESTS = "tests"
+# The one folder of a bundle that is laid over the product, and not below its lib/.
+OVERLAY = "overlay"
 RUNTIME = "runtime"
 _PRODUCTS = (DIST, BUNDLE, TESTS)
 _NO_SECOND_NAME = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}

@@ -116,6 +116,7 @@ def make(root: Path, plan: Plan, *, kind: Kind = "plain") -> Manifest:
         )
     elves = [entry.elf for entry in entries if entry.elf]
     inside = {one.soname for one in elves} | {one.path.rpartition("/")[2] for one in entries}
+    needed = tuple(sorted({name for one in elves for name in one.needed} - inside))
     return Manifest(
         kind=kind,
         name=plan.name,
@@ -124,8 +125,9 @@ def make(root: Path, plan: Plan, *, kind: Kind = "plain") -> Manifest:
         epoch=plan.epoch,
         rocm=plan.rocm,
         targets=tuple(target for target in plan.targets if target in found),
-        needed=tuple(sorted({name for one in elves for name in one.needed} - inside)),
-        versions=elf.newest_versions(facts),
+        needed=needed,
+        # What comes along has the versions that are asked of it.
+        versions=elf.newest_versions(facts) if needed else {},
         files=tuple(entries),
     )
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocbake import archive, bake, digest, disk, engine, fetch, log, manifest, mirror, oci, rootfs
@@ -18,7 +19,6 @@ from rocbake.store import ArchiveRecord, ImageRecord, TestsRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rocbake.manifest import Kind
     from rocbake.oci import Layout
@@ -140,13 +140,17 @@ def _collect_image(name: str, work: Path, folder: Path, log_path: Path, *, epoch
 
 def _merge(dist: Path, bundle: Path, folder: Path) -> Path:
     """Put the product and all that it needs of ROCm below one folder, as second names."""
-    for source, destination in (
-        (dist, folder),
-        *((one, folder / "lib") for one in bundle.iterdir()),
-    ):
-        shutil.copytree(
-            source, destination, symlinks=True, dirs_exist_ok=True, copy_function=os.link
-        )
+
+    def link(source: str, destination: str) -> None:
+        Path(destination).unlink(missing_ok=True)
+        os.link(source, destination)
+
+    libraries = [one for one in sorted(bundle.iterdir()) if one.name != bake.OVERLAY]
+    places = [(dist, folder), *((one, folder / "lib") for one in libraries)]
+    if (bundle / bake.OVERLAY).is_dir():
+        places.append((bundle / bake.OVERLAY, folder))
+    for source, destination in places:
+        shutil.copytree(source, destination, symlinks=True, dirs_exist_ok=True, copy_function=link)
     return folder
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
-from rocbake import blas, elf, oci, target
+from rocbake import archive, blas, elf, oci, target
 
 # What an image of one target may weigh, in bytes: unpacked, and to pull.
 UNPACKED, PACKED = 1_600_000_000, 500_000_000
@@ -86,3 +88,21 @@ def test_an_image_of_one_target_is_slim(subject, tree):
 
     assert unpacked <= UNPACKED
     assert subject.layout.size <= PACKED
+
+
+@pytest.mark.usefixtures("layer")
+def test_programs_of_the_bundled_archive_run_on_this_very_system(subject, tmp_path):
+    (packed,) = subject.layout.folder.parent.glob("*-bundled.tar.zst")
+    archive.unpack(packed, tmp_path)
+    (root,) = tmp_path.iterdir()
+    programs = [path for path in sorted((root / "bin").iterdir()) if path.suffix != ".so"]
+    (tmp_path / "link").symlink_to(programs[0])
+
+    for program in [*programs, tmp_path / "link"]:
+        ended = subprocess.run(
+            [program, "--help"], env={}, cwd="/", capture_output=True, text=True, check=False
+        )
+        assert "usage: " in ended.stdout + ended.stderr, f"{program}: {ended.stderr}"
+        for name in ("version `GLIBC", "cannot open shared object"):
+            assert name not in ended.stderr
+    assert programs

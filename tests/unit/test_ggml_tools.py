@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,11 @@ def toolchain():
 @pytest.fixture
 def bundle():
     return importlib.import_module("bundle")
+
+
+@pytest.fixture
+def launcher():
+    return importlib.import_module("launcher")
 
 
 @pytest.fixture
@@ -298,3 +304,57 @@ def test_what_a_verb_finds_wrong_is_an_error_a_line(tmp_path):
     assert ended.returncode == 1
     assert "error: cmake is not installed: package cmake\n" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def elf_header(*kinds):
+    """The beginning of an ELF file with segments of these kinds."""
+    head = b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", 64)
+    head = head.ljust(56, b"\0") + struct.pack("<H", len(kinds))
+    return head.ljust(64, b"\0") + b"".join(
+        struct.pack("<I", kind).ljust(56, b"\0") for kind in kinds
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "is_program"),
+    [
+        (elf_header(6, 3, 1), True),
+        (elf_header(1, 2), False),
+        (elf_header(), False),
+        (b"#!/bin/sh\n", False),
+        (b"", False),
+    ],
+)
+def test_programs_are_told_from_libraries(launcher, head, is_program):
+    assert launcher.has_interpreter(head) is is_program
+
+
+def test_programs_are_started_with_the_loader_that_came_along(launcher, tmp_path):
+    dist, out = tmp_path / "dist", tmp_path / "a folder" / "out"
+    (dist / "bin").mkdir(parents=True)
+    (dist / "bin" / "tool").write_bytes(elf_header(3))
+    (dist / "bin" / "libbackend.so").write_bytes(elf_header(1))
+    (dist / "bin" / "script").write_text("#!/bin/sh\n")
+    (out / "lib").mkdir(parents=True)
+    loader = out / "lib" / "ld-linux-x86-64.so.2"
+    loader.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    loader.chmod(0o755)
+
+    launcher.lay_over(dist, out)
+    (tmp_path / "link").symlink_to(out / "bin" / "tool")
+    ended = subprocess.run(
+        [tmp_path / "link", "a b", "c"], cwd="/", capture_output=True, text=True, check=True
+    )
+
+    assert ended.stdout.splitlines() == [
+        "--argv0",
+        str(tmp_path / "link"),
+        "--library-path",
+        str(out / "lib"),
+        str(out / "libexec" / "tool"),
+        "a b",
+        "c",
+    ]
+    assert (out / "libexec" / "tool").read_bytes() == elf_header(3)
+    assert (out / "lib" / "libbackend.so").readlink() == Path("../bin/libbackend.so")
+    assert not (out / "bin" / "script").exists()

@@ -6,13 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+import launcher
 import thin
 from toolchain import ToolError, run, say, targets
 
-# What any GNU system has, and must have of its own: the loader and the C library are one piece.
-_SYSTEM = re.compile(
-    r"(ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libresolv|libutil|libmvec)\.so(\.\d+)*"
-)
 _FOUND = re.compile(r"^\s+(\S+) => (/\S+) \(0x", re.MULTILINE)
 _LOST = re.compile(r"^\s+(\S+) => not found$", re.MULTILINE)
 # A library's name as it stands among a program's texts: what it may open while it runs.
@@ -30,9 +27,9 @@ def bundle(dist: Path, out: Path, *, runtime: Path = Path("/rocbake/runtime")) -
 
     Args:
         dist: The product.
-        out: Gets `added/`, what the runtime image lacks, and `system/`, what it has: together they
-            are what the product needs beside a C library. Paths below both are those below a
-            folder of libraries.
+        out: Gets `added/`, what the runtime image lacks, and `system/`, what it has, the C library
+            among it: paths below both are those below a folder of libraries. And `overlay/`, what
+            is laid over the product so that it uses them.
         runtime: The root of the runtime image.
 
     Raises:
@@ -48,7 +45,9 @@ def bundle(dist: Path, out: Path, *, runtime: Path = Path("/rocbake/runtime")) -
         for prefix, folder in _KERNELS.items():
             if name.startswith(prefix):
                 _copy_kernels(path.parent / folder, place / folder)
-    for path in sorted(out.glob("*/*.so*")):
+    launcher.copy_loader(out / "system")
+    launcher.lay_over(dist, out / "overlay")
+    for path in sorted([*out.glob("added/*.so*"), *out.glob("system/*.so*")]):
         report = thin.thin(path, targets())
         if report.removed or report.lacking:
             say(str(report))
@@ -71,7 +70,7 @@ def closure(dist: Path) -> dict[str, Path]:
             if place.exists() and not (place.is_symlink() and name.endswith(".so")):
                 found.setdefault(name, place)
         for name, place in found.items():
-            if name not in own and name not in wanted and not _SYSTEM.fullmatch(name):
+            if name not in own and name not in wanted:
                 wanted[name] = place.resolve()
                 queue.append(place.resolve())
     if lost:
