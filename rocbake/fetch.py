@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -17,13 +16,14 @@ from rocbake.download import Downloader
 from rocbake.errors import FetchError
 from rocbake.mirror import redact
 from rocbake.record import lock_git, lock_pypi, lock_url
-from rocbake.retry import DownloadError, mismatch
+from rocbake.retry import DownloadError
 from rocbake.source import Deb, Git, Pypi, Url
 
 __all__ = ["fetch", "lock_git", "lock_pypi", "lock_url"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from rocbake.cache import Cache
     from rocbake.mirror import Mirrors
@@ -185,18 +185,17 @@ class _Run:
         return False
 
     def _pack(self, tree: Git, downloader: Downloader, answers: list[DownloadError]) -> bool:
-        with self.cache.scratch_dir("git-") as folder:
-            path = Path(folder) / "tar"
-            try:
-                tar = git.pack(
-                    tree.url, tree.commit, path, scratch_dir=Path(folder), sleep=downloader.sleep
-                )
-                if tar.sha256 != tree.sha256:
-                    raise mismatch(tree.url, f"sha256 {tree.sha256}", f"sha256 {tar.sha256}")
-            except DownloadError as error:
-                answers.append(error)
-                return False
-            self.cache.accept(path, tar.sha256)
+        tar = git.bring(
+            tree.url,
+            tree.commit,
+            cache=self.cache,
+            mirrors=self.mirrors,
+            sleep=downloader.sleep,
+            answers=answers,
+            sha256=tree.sha256,
+        )
+        if tar is None:
+            return False
         self.on_bytes(tree.size)
         return True
 

@@ -1,4 +1,4 @@
-"""Where sources come from: the mirrors of package archives, and vaults that serve any digest.
+"""Where sources come from: mirrors of package archives and of git repositories, and vaults.
 
 No host is named here. Addresses come from the user's configuration, else from this machine's apt.
 """
@@ -27,6 +27,8 @@ _VARIABLE = "ROCBAKE_MIRRORS"
 _BLOBS = "blobs"
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _SCHEMES = ("http", "https", "file")
+GIT_SCHEMES = ("file", "git", "http", "https", "ssh")
+_GIT_ADDRESS = f"a {', '.join(GIT_SCHEMES[:-1])} or {GIT_SCHEMES[-1]} address of git"
 _SERVICE = re.compile(r'^Acquire::Snapshots::URI::(\S+) "([^"]*)";', re.MULTILINE)
 _APT_SECONDS = 30.0
 _SECRETS = re.compile(r"(?<=//)[^/?#\s]*@|(?<=\?)[^#\s]*")
@@ -39,10 +41,13 @@ class Mirrors:
     Attributes:
         archives: For each package archive's name, such as `debian`, the addresses of its root.
         blobs: Addresses below which a file of any kind lies under its SHA-256.
+        git: For a git address, or the beginning of some that ends at a slash, what takes its
+            place: addresses that git fetches from, or absolute paths of this machine.
     """
 
     archives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     blobs: tuple[str, ...] = ()
+    git: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def archive_urls(self, archive: str, path: str, *, snapshot: str | None) -> list[str]:
         """Return every address of a path below an archive's root.
@@ -66,6 +71,17 @@ class Mirrors:
         """Return every address where a vault would have the file."""
         return [f"{base.rstrip('/')}/{sha256}" for base in self.blobs]
 
+    def git_places(self, url: str) -> list[str]:
+        """Return every place to fetch a repository from: its mirrors, and its own address last.
+
+        As with git's `url.<base>.insteadOf`, the longest match wins; a shorter one is not asked.
+        """
+        matching = [key for key in self.git if url == key or _is_below(url, key)]
+        key = max(matching, key=len, default=url)
+        rest = url.removeprefix(key)
+        found = [f"{base.rstrip('/')}/{rest}" if rest else base for base in self.git.get(key, ())]
+        return list(dict.fromkeys([*found, url]))
+
 
 def redact(address: str) -> str:
     """Return the address without what may be a secret: user and password, and the query."""
@@ -83,11 +99,14 @@ def load() -> Mirrors:
     """
     configured = _configured()
     blobs = configured.pop(_BLOBS, ())
-    return Mirrors(archives={**_from_apt(), **configured}, blobs=blobs)
+    git = {name: configured.pop(name) for name in list(configured) if _is_git(name)}
+    return Mirrors(archives={**_from_apt(), **configured}, blobs=blobs, git=git)
 
 
 def parse(text: str, *, where: str) -> dict[str, tuple[str, ...]]:
-    """Read a mirrors file: YAML, each key an archive or `blobs`, its value one address or a list.
+    """Read a mirrors file: YAML, the value of each key one address or a list.
+
+    A key is an archive's name, `blobs`, a git address, or the beginning of some up to a slash.
 
     Raises:
         RecipeError: The text is not of that form.
@@ -109,10 +128,10 @@ def parse(text: str, *, where: str) -> dict[str, tuple[str, ...]]:
     for key, value in root.value:
         name = _scalar(key, where)
         if name in result:
-            raise _wrong(key, where, f"{name} is here twice")
+            raise _wrong(key, where, f"{redact(name)} is here twice")
         listed = value.value if isinstance(value, yaml.SequenceNode) else [value]
         result[_checked_name(name, _at(key, where))] = tuple(
-            _checked_address(_scalar(item, where), _at(item, where)) for item in listed
+            _checked_value(name, _scalar(item, where), _at(item, where)) for item in listed
         )
     return result
 
@@ -134,7 +153,7 @@ def parse_inline(text: str, *, where: str) -> dict[str, tuple[str, ...]]:
                 hint=f"export {_VARIABLE}=debian=ADDRESS,{_BLOBS}=ADDRESS",
             )
         _checked_name(name, where)
-        result[name] = (*result.get(name, ()), _checked_address(address, where))
+        result[name] = (*result.get(name, ()), _checked_value(name, address, where))
     return result
 
 
@@ -256,18 +275,59 @@ def _scalar(node: yaml.Node, where: str) -> str:
     return str(node.value)
 
 
+def _is_git(name: str) -> bool:
+    """Tell a git address from an archive's name or a path."""
+    return "://" in name
+
+
+def _is_below(url: str, beginning: str) -> bool:
+    return beginning.endswith("/") and url.startswith(beginning)
+
+
 def _checked_name(name: str, where: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise RecipeError(f"{where}: {name!r} is not an archive's name, such as debian")
+    if not _is_git(name):
+        if not _NAME.fullmatch(name):
+            raise RecipeError(
+                f"{where}: {name!r} is not an archive's name, such as debian, or a git address"
+            )
+    elif not _is_address(name, GIT_SCHEMES):
+        raise RecipeError(f"{where}: {redact(name)!r} is not {_GIT_ADDRESS}")
+    elif not urlsplit(name).path:
+        # It would be equal to no address, and so never be used.
+        raise RecipeError(
+            f"{where}: {redact(name)!r} ends at no slash: expected {redact(name) + '/'!r} "
+            "for all repositories of the host, or the whole address of one"
+        )
     return name
 
 
-def _checked_address(address: str, where: str) -> str:
+def _checked_value(name: str, address: str, where: str) -> str:
+    if _is_git(name):
+        return _checked_git_place(address, where)
+    if not _is_address(address, _SCHEMES):
+        raise RecipeError(f"{where}: {redact(address)!r} is not an http, https or file address")
+    return address
+
+
+def _checked_git_place(place: str, where: str) -> str:
+    """Return an address as it is, and a path with its `~` replaced."""
+    if _is_git(place) and _is_address(place, GIT_SCHEMES):
+        return place
+    try:
+        path = Path(place).expanduser()
+    except RuntimeError:  # there is no such home
+        path = Path()
+    if not path.is_absolute() or "\0" in place:
+        raise RecipeError(
+            f"{where}: {redact(place)!r} is neither {_GIT_ADDRESS} nor an absolute path"
+        )
+    return str(path)
+
+
+def _is_address(address: str, schemes: tuple[str, ...]) -> bool:
     try:
         parts = urlsplit(address)
         placed = parts.path if parts.scheme == "file" else parts.hostname
     except ValueError:
-        parts, placed = urlsplit(""), None
-    if parts.scheme not in _SCHEMES or not placed or parts.query or parts.fragment:
-        raise RecipeError(f"{where}: {redact(address)!r} is not an http, https or file address")
-    return address
+        return False
+    return parts.scheme in schemes and bool(placed) and not parts.query and not parts.fragment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -12,14 +11,15 @@ from pydantic import TypeAdapter, ValidationError
 from rocbake import git, index, log
 from rocbake.digest import sha256_bytes
 from rocbake.download import Downloader
-from rocbake.errors import LockError
-from rocbake.mirror import redact
+from rocbake.errors import FetchError, LockError
+from rocbake.mirror import Mirrors, redact
 from rocbake.source import FileName, Git, Pypi, Url
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
     from rocbake.cache import Cache
+    from rocbake.retry import DownloadError
 
 
 def lock_url(url: str, *, cache: Cache, file_name: str | None = None) -> Url:
@@ -48,13 +48,14 @@ def lock_url(url: str, *, cache: Cache, file_name: str | None = None) -> Url:
     return Url(sha256=sha256, size=size, url=url, file_name=name)
 
 
-def lock_git(url: str, commit: str, *, cache: Cache) -> Git:
-    """Fetch one commit, pack its tree, and record the tar.
+def lock_git(url: str, commit: str, *, cache: Cache, mirrors: Mirrors) -> Git:
+    """Fetch one commit, pack its tree, and record the tar and the repository's own address.
 
     Args:
         url: Where the repository is.
         commit: The full commit id; names of branches and tags move, and are refused.
         cache: Where the tar goes.
+        mirrors: Where it may come from instead; the record does not say which it was.
 
     Raises:
         LockError: The commit is not a full id.
@@ -64,10 +65,10 @@ def lock_git(url: str, commit: str, *, cache: Cache) -> Git:
         wish = Git(sha256="0" * 64, size=0, url=url, commit=commit)
     except ValidationError as error:
         raise LockError(f"{redact(url)}: {commit!r} is not a full commit id") from error
-    with cache.scratch_dir("git-") as folder:
-        tar_path = Path(folder) / "tar"
-        tar = git.pack(url, commit, tar_path, scratch_dir=Path(folder), sleep=time.sleep)
-        cache.accept(tar_path, tar.sha256)
+    answers: list[DownloadError] = []
+    tar = git.bring(url, commit, cache=cache, mirrors=mirrors, sleep=time.sleep, answers=answers)
+    if tar is None:
+        raise _unavailable(wish, answers)
     return wish.model_copy(update={"sha256": tar.sha256, "size": tar.size})
 
 
@@ -94,6 +95,15 @@ def lock_pypi(project: str, version: str, file_name: str | None = None, *, cache
     expected = file.digests.get("sha256")
     sha256, size = _download(file.url, cache=cache, sha256=expected)
     return Pypi(sha256=sha256, size=size, project=project, version=version, file_name=file.filename)
+
+
+def _unavailable(wish: Git, answers: list[DownloadError]) -> FetchError:
+    """Return the answer of the one place, or an error with those of all of them."""
+    if len(answers) == 1:
+        return answers[0]
+    lines = [f"{redact(wish.label)} could not be had:", *(f"  {answer}" for answer in answers)]
+    hints = [answer.hint for answer in answers if answer.hint]
+    return FetchError("\n".join(lines), hint=hints[0] if hints else None)
 
 
 def _choose(

@@ -134,7 +134,9 @@ class Resolver:
             case UrlWish():
                 return record.lock_url(wish.url, cache=self._cache)
             case GitWish():
-                return record.lock_git(wish.git, wish.commit, cache=self._cache)
+                return record.lock_git(
+                    wish.git, wish.commit, cache=self._cache, mirrors=self._mirrors
+                )
             case PypiWish():
                 return record.lock_pypi(wish.pypi, wish.version, wish.file, cache=self._cache)
 

@@ -120,7 +120,7 @@ def test_tree_is_packed_below_name_and_commit(repository, cache):
     fill(repository.path)
     commit = repository.commit()
 
-    source = lock_git(repository.url, commit, cache=cache)
+    source = lock_git(repository.url, commit, cache=cache, mirrors=Mirrors())
 
     tar = members(cache, source)
     root = f"project-{commit}"
@@ -156,7 +156,7 @@ def test_attributes_and_personal_settings_change_nothing(repository, cache, tmp_
         repository.git("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
     repository.git("commit", "--quiet", "--message=x")
     commit = repository.git("rev-parse", "HEAD")
-    plain = lock_git(repository.url, commit, cache=cache)
+    plain = lock_git(repository.url, commit, cache=cache, mirrors=Mirrors())
     settings = "[core]\nautocrlf = true\neol = crlf\nsymlinks = false\n"
     settings += f'attributesFile = {tmp_path}/attributes\n[filter "large"]\nsmudge = rev\n'
     (tmp_path / "attributes").write_text("* text=auto eol=crlf ident\n")
@@ -165,7 +165,7 @@ def test_attributes_and_personal_settings_change_nothing(repository, cache, tmp_
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"):
         monkeypatch.setenv(name, str(tmp_path / "another" / "repository"))
 
-    personal = lock_git(repository.url, commit, cache=cache)
+    personal = lock_git(repository.url, commit, cache=cache, mirrors=Mirrors())
 
     packed = {name: data for name, (_, data) in members(cache, plain).items() if data is not None}
     assert packed == {f"project-{commit}/{name}": data for name, data in content.items()}
@@ -174,7 +174,7 @@ def test_attributes_and_personal_settings_change_nothing(repository, cache, tmp_
 
 def test_locked_tree_comes_again(repository, cache):
     fill(repository.path)
-    source = lock_git(repository.url, repository.commit(), cache=cache)
+    source = lock_git(repository.url, repository.commit(), cache=cache, mirrors=Mirrors())
     cache.prune(set())
 
     paths = fetch([source], cache=cache, mirrors=Mirrors())
@@ -184,7 +184,7 @@ def test_locked_tree_comes_again(repository, cache):
 
 
 def test_other_tar_than_the_locked_one_is_refused(repository, cache):
-    source = lock_git(repository.url, repository.commit(), cache=cache)
+    source = lock_git(repository.url, repository.commit(), cache=cache, mirrors=Mirrors())
     other = source.model_copy(update={"sha256": hashlib.sha256(b"").hexdigest()})
 
     with pytest.raises(FetchError) as caught:
@@ -198,7 +198,7 @@ def test_commit_need_not_be_a_branch(repository, cache):
     commit = repository.commit()
     repository.git("commit", "--quiet", "--amend", "--allow-empty", "--message=y")
 
-    assert lock_git(repository.url, commit, cache=cache).commit == commit
+    assert lock_git(repository.url, commit, cache=cache, mirrors=Mirrors()).commit == commit
 
 
 def test_server_without_single_commits_gives_everything(repository, cache, server):
@@ -207,9 +207,9 @@ def test_server_without_single_commits_gives_everything(repository, cache, serve
     repository.commit()
     publish(repository, server)
 
-    source = lock_git(f"{server.url}/project.git", commit, cache=cache)
+    source = lock_git(f"{server.url}/project.git", commit, cache=cache, mirrors=Mirrors())
 
-    assert source.sha256 == lock_git(repository.url, commit, cache=cache).sha256
+    assert source.sha256 == lock_git(repository.url, commit, cache=cache, mirrors=Mirrors()).sha256
 
 
 def test_long_commit_ids_are_known(tmp_path, cache):
@@ -219,13 +219,15 @@ def test_long_commit_ids_are_known(tmp_path, cache):
     commit = repository.commit()
 
     assert len(commit) == 64
-    assert f"long-{commit}/file" in members(cache, lock_git(repository.url, commit, cache=cache))
+    assert f"long-{commit}/file" in members(
+        cache, lock_git(repository.url, commit, cache=cache, mirrors=Mirrors())
+    )
 
 
 @pytest.mark.parametrize("name", ["main", "v1.0", "abcdef0", "HEAD~1", "--upload-pack=x"])
 def test_names_that_move_are_refused(repository, cache, name):
     with pytest.raises(LockError, match="is not a full commit id"):
-        lock_git(repository.url, name, cache=cache)
+        lock_git(repository.url, name, cache=cache, mirrors=Mirrors())
 
 
 @pytest.mark.parametrize("of", ["tag", "tree", "nothing"])
@@ -239,7 +241,7 @@ def test_only_a_commit_is_a_commit(repository, cache, of):
     }[of]()
 
     with pytest.raises(DownloadError, match=f"has no commit {found}") as caught:
-        lock_git(repository.url, found, cache=cache)
+        lock_git(repository.url, found, cache=cache, mirrors=Mirrors())
 
     assert caught.value.is_gone
 
@@ -253,7 +255,7 @@ def test_missing_repository_is_in_the_report(cache, tmp_path):
 
 def test_transports_that_run_programs_are_closed(cache, tmp_path):
     with pytest.raises(DownloadError, match="not allowed"):
-        lock_git(f"ext::touch {tmp_path}/ran", "1" * 40, cache=cache)
+        lock_git(f"ext::touch {tmp_path}/ran", "1" * 40, cache=cache, mirrors=Mirrors())
 
     assert not (tmp_path / "ran").exists()
 
@@ -265,7 +267,7 @@ def test_submodules_are_named_and_refused(repository, cache):
     commit = repository.git("rev-parse", "HEAD")
 
     with pytest.raises(FetchError, match="has submodules") as caught:
-        lock_git(repository.url, commit, cache=cache)
+        lock_git(repository.url, commit, cache=cache, mirrors=Mirrors())
 
     assert f"  third party/lib at {other}" in str(caught.value)
 
@@ -274,14 +276,14 @@ def test_tree_that_cannot_be_packed_is_a_fetch_error(repository, cache):
     (repository.path / "link").symlink_to("/etc/passwd")
 
     with pytest.raises(FetchError, match="link"):
-        lock_git(repository.url, repository.commit(), cache=cache)
+        lock_git(repository.url, repository.commit(), cache=cache, mirrors=Mirrors())
 
 
 def test_passing_faults_are_tried_again(cache, server, answer, quick):
     server.script["/p.git/info/refs"] = [answer(status=503)] * 4
 
     with pytest.raises(DownloadError, match="not found"):
-        lock_git(f"{server.url}/p.git", "1" * 40, cache=cache)
+        lock_git(f"{server.url}/p.git", "1" * 40, cache=cache, mirrors=Mirrors())
 
     # Each attempt asks once; the fifth gets the plain answer, and the wider request too.
     assert len(server.requests) == 6
@@ -292,7 +294,7 @@ def test_passing_faults_are_tried_again(cache, server, answer, quick):
 
 def refusal(*arguments, **options):
     with pytest.raises(FetchError) as caught:
-        lock_git(*arguments, **options)
+        lock_git(*arguments, **({"mirrors": Mirrors()} | options))
     return caught.value
 
 
@@ -308,7 +310,7 @@ def test_mirror_gives_the_same_and_is_not_recorded(repository, cache, server, tm
         "shallow": lambda: repository.git("clone", "--depth=1", repository.url, mirror_path),
     }[kind]()
     url = f"{server.url}/us/project.git"
-    direct = lock_git(mirror_path.as_uri(), commit, cache=cache)
+    direct = lock_git(mirror_path.as_uri(), commit, cache=cache, mirrors=Mirrors())
     mirrors = Mirrors(git={url: (str(mirror_path),)})
 
     locked = lock_git(url, commit, cache=cache, mirrors=mirrors)
@@ -329,14 +331,14 @@ def test_whole_host_may_have_a_mirror(repository, cache, server, tmp_path):
 
     source = lock_git(f"{server.url}/us/project.git", commit, cache=cache, mirrors=mirrors)
 
-    assert source == lock_git(repository.url, commit, cache=cache).model_copy(
+    assert source == lock_git(repository.url, commit, cache=cache, mirrors=Mirrors()).model_copy(
         update={"url": f"{server.url}/us/project.git"}
     )
     assert server.requests == []
 
 
 def test_mirrors_are_tried_in_order_and_the_address_last(repository, cache, tmp_path, capsys):
-    source = lock_git(repository.url, repository.commit(), cache=cache)
+    source = lock_git(repository.url, repository.commit(), cache=cache, mirrors=Mirrors())
     cache.prune(set())
     (tmp_path / "empty").mkdir()
     Repository(tmp_path / "empty")
@@ -355,7 +357,7 @@ def test_mirrors_are_tried_in_order_and_the_address_last(repository, cache, tmp_
 def test_every_place_that_gives_another_tree_is_refused(repository, cache, tmp_path):
     commit = repository.commit()
     repository.git("clone", "--bare", ".", tmp_path / "mirror")
-    source = lock_git(repository.url, commit, cache=cache)
+    source = lock_git(repository.url, commit, cache=cache, mirrors=Mirrors())
     other = source.model_copy(update={"sha256": hashlib.sha256(b"").hexdigest()})
     mirrors = Mirrors(git={repository.url: (str(tmp_path / "mirror"),)})
     cache.prune(set())
@@ -487,9 +489,9 @@ def test_pack_that_breaks_off_is_asked_for_again_unless_an_object_is_missing(
 ):
     commit = repository.commit()
     asked, program = repository.path / "asked", repository.path / "pack"
-    # The head of a pack of 5 objects, and none of them.
+    # It reads all that is asked for, and gives the head of a pack of 5 objects and none of them.
     program.write_text(
-        f"#!/bin/sh\necho x >> {asked}\nprintf 'PACK\\0\\0\\0\\2\\0\\0\\0\\5'\n"
+        f"#!/bin/sh\ncat > /dev/null\necho x >> {asked}\nprintf 'PACK\\0\\0\\0\\2\\0\\0\\0\\5'\n"
         f"echo 'fatal: {words}' >&2\nexit 128\n"
     )
     program.chmod(stat.S_IRWXU)

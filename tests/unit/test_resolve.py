@@ -10,7 +10,7 @@ from rocbake.cache import Cache
 from rocbake.errors import EngineError, LockError, UsageError
 from rocbake.mirror import Mirrors
 from rocbake.resolve import Resolver
-from rocbake.source import Deb, Url
+from rocbake.source import Deb, Git, Url
 
 WHEN = datetime(2026, 11, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -206,3 +206,25 @@ def test_digests_of_builds_stay_while_what_is_locked_does(checkout, make):
     make()
 
     assert read(checkout, "sdk").recorded == recorded
+
+
+def test_sources_in_git_are_locked_from_mirrors_as_well(checkout, tmp_path, monkeypatch):
+    path = checkout.root / "recipes" / "tool" / "recipe.yaml"
+    text = path.read_text()
+    start = text.index("sources:")
+    commit = "c" * 40
+    path.write_text(
+        f"{text[:start]}sources:\n  - git: https://host.invalid/project\n    commit: {commit}\n"
+    )
+    asked = []
+
+    def lock_git(url, commit, *, cache, mirrors):
+        asked.append((url, commit, mirrors))
+        return Git(sha256="3" * 64, size=1, url=url, commit=commit)
+
+    monkeypatch.setattr(record, "lock_git", lock_git)
+    mirrors = Mirrors(git={"https://host.invalid/": ("/srv/git",)})
+    with Resolver(checkout.load(), cache=Cache(tmp_path / "cache"), mirrors=mirrors) as one:
+        one.lock(["tool"], write=True)
+
+    assert asked == [("https://host.invalid/project", commit, mirrors)]
