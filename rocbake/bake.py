@@ -49,7 +49,7 @@ _EXPORT = (
 
 
 def describe(
-    plan: Plan, exports: Iterable[str], *, jobs: int | None = None, ccache: bool = True
+    plan: Plan, exports: Iterable[str], *, jobs: int | None = None, fresh: str = ""
 ) -> dict[str, Any]:
     """Return the bake file of a plan.
 
@@ -57,7 +57,8 @@ def describe(
         plan: What to build.
         exports: The layers that are exported as images, besides the recipe's own.
         jobs: How many compilers may run at once; what the container has room for if None.
-        ccache: Whether objects of earlier builds may be used.
+        fresh: What no build had before, for one from nothing: no layer is taken from BuildKit's
+            cache, and no object from ccache's. Empty for others.
     """
     exports = set(exports)
     targets: dict[str, Any] = {}
@@ -71,10 +72,12 @@ def describe(
         "GPU_TARGETS": ",".join(plan.targets),
         "VERSION": plan.version,
         "OPTIONS": " ".join(f"{name}={value}" for name, value in sorted(plan.options.items())),
-        # Neither changes what comes out; the key tells ccache one SDK from another.
+        # None changes what comes out. The SDK's key tells ccache one compiler from another, and
+        # with something new in it BuildKit runs the step again. Told to ignore its cache, it would
+        # throw away what ccache has for other builds.
         "JOBS": str(jobs or ""),
-        "CCACHE": "1" if ccache else "",
-        "SDK": plan.chain(plan.sdk)[-1].key,
+        "CCACHE": "" if fresh else "1",
+        "SDK": plan.chain(plan.sdk)[-1].key + fresh,
     }
     runtime = plan.runtime
     if runtime == plan.sdk:
@@ -106,6 +109,9 @@ def describe(
         },
         "output": [_EXPORT.format(dest=f"out/{plan.name}")],
     }
+    if fresh:
+        for name in (*(layer.name for layer in plan.layers), plan.name):
+            targets[name]["no-cache"] = True
     return {
         "group": {"default": {"targets": [*sorted(exports), *_PRODUCTS, plan.name]}},
         "target": targets,

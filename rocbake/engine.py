@@ -251,9 +251,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def bake(
-    bake_file: Path, targets: Sequence[str], *, log_path: Path, no_cache: bool = False
-) -> None:
+def bake(bake_file: Path, targets: Sequence[str], *, log_path: Path) -> None:
     """Build the targets of a bake file.
 
     Raises:
@@ -263,7 +261,7 @@ def bake(
     policy.write_text(json.dumps(_POLICY))
     progress = BuildLog()
     words: list[str | os.PathLike[str]] = ["docker", "buildx", "bake", "--progress", "plain"]
-    words += ["--file", bake_file, *(["--no-cache"] if no_cache else []), *targets]
+    words += ["--file", bake_file, *targets]
     with log.live(progress.status):
         result = run.run(
             words,

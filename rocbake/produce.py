@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,12 +102,11 @@ def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Works
         plan,
         [layer.name for layer in exports],
         jobs=workshop.jobs,
-        # Built from nothing means from no object of an earlier build either.
-        ccache=not workshop.fresh,
+        fresh=f" {uuid.uuid4()}" if workshop.fresh else "",
     )
     bake_file.write_text(json.dumps(description, indent=2) + "\n")
     with log.step(f"Building {plan.name} for {','.join(plan.targets)}"):
-        engine.bake(bake_file, ["default"], log_path=log_path, no_cache=workshop.fresh)
+        engine.bake(bake_file, ["default"], log_path=log_path)
     folder = work / "product"
     wanted: list[Plan | Layer] = [*exports, plan]
     images = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,10 @@ def in_sdk(loaded, tmp_path_factory):
         path = work / "recipes" / made.name / "try.sh"
         path.write_text(f"#!/bin/bash\nset -eu\n{script}\n")
         path.chmod(0o755)
-        described = bake.describe(made, [])
+        # What BuildKit has run before it would not run again, and say nothing.
+        described = bake.describe(made, [], fresh=f" {uuid.uuid4()}")
+        for layer in made.layers:
+            del described["target"][layer.name]["no-cache"]
         one = described["target"]["dist"]
         text = (loaded.root / "recipes" / "Dockerfile").read_text()
         one["dockerfile-inline"] = text.replace(
@@ -64,8 +68,6 @@ def in_sdk(loaded, tmp_path_factory):
         )
         one["target"], one["output"] = "build", ["type=cacheonly"]
         one["args"] |= arguments
-        # What BuildKit has run before it would not run again, and say nothing.
-        one["no-cache-filter"] = ["build"]
         (work / "bake.json").write_text(json.dumps(described))
         engine.bake(work / "bake.json", ["dist"], log_path=log_path)
         return log_path.read_text()
@@ -149,3 +151,25 @@ def test_libraries_of_rocm_work_without_the_code_of_other_cards(in_sdk):
         assert said in log
     assert sizes["librocblas.so.5"] < 50_000_000
     assert sizes["librocsolver.so.0"] < 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("targets", "known"),
+    [("gfx1100,gfx1201", ["gfx1100", "gfx1201"]), ("rdna4", ["gfx1200", "gfx1201"])],
+)
+def test_device_code_is_for_each_target_of_a_set(in_sdk, targets, known):
+    one = f"ggml/src/ggml-hip/CMakeFiles/ggml-hip.dir/__/ggml-cuda/{DEVICE[0]}.cu.o"
+    script = f"""
+    ROCBAKE_ONLY={one} /rocbake/recipe/build.sh
+    cd /rocbake/build/tree && $(hipconfig --hipclangpath)/llvm-objdump --offloading {one}
+    """
+
+    log = in_sdk(script, targets)
+
+    assert sorted(re.findall(r"Extracting offload bundle: .*--(gfx[0-9a-f]+)", log)) == known
+
+
+def test_build_from_nothing_leaves_compiled_objects_to_others(in_sdk):
+    in_sdk("echo here > /rocbake/ccache/mark", "gfx1201")
+
+    assert "here still" in in_sdk("echo $(cat /rocbake/ccache/mark) still", "gfx1201")

@@ -60,12 +60,29 @@ def test_what_changes_no_byte_is_handed_on_and_in_no_key(checkout):
     made = checkout.plan()
 
     usual = bake.describe(made, [])["target"]["dist"]["args"]
-    asked = bake.describe(made, [], jobs=3, ccache=False)["target"]["dist"]["args"]
+    asked = bake.describe(made, [], jobs=3)["target"]["dist"]["args"]
 
     assert (usual["JOBS"], usual["CCACHE"]) == ("", "1")
-    assert (asked["JOBS"], asked["CCACHE"]) == ("3", "")
-    assert {name for name in usual if usual[name] != asked[name]} == {"JOBS", "CCACHE"}
+    assert asked["JOBS"] == "3"
+    assert {name for name in usual if usual[name] != asked[name]} == {"JOBS"}
     assert usual["SDK"] == made.chain(made.sdk)[-1].key
+
+
+def test_build_from_nothing_takes_nothing_from_before_and_leaves_it_to_others(checkout):
+    made = checkout.plan()
+
+    usual = bake.describe(made, [])["target"]
+    fresh = bake.describe(made, [], fresh=" 1")["target"]
+    again = bake.describe(made, [], fresh=" 2")["target"]
+
+    for name in ("dist", "bundle", "tests"):
+        # Told to ignore its cache, BuildKit would empty ccache's as well.
+        assert "no-cache" not in fresh[name]
+        assert fresh[name]["args"]["CCACHE"] == ""
+        assert len({one[name]["args"]["SDK"] for one in (usual, fresh, again)}) == 3
+    for name in ("base", "sdk", "small", "tool"):
+        assert fresh[name]["no-cache"] is True
+        assert "no-cache" not in usual[name]
 
 
 def test_tools_of_the_sdk_are_laid_out_and_part_of_the_plan(checkout):

@@ -504,10 +504,10 @@ def test_bake_lets_nothing_in(server, tmp_path, monkeypatch):
         return run.Result(0, "", "")
 
     monkeypatch.setattr(engine.run, "run", fake)
-    engine.bake(tmp_path / "bake.json", ["default"], log_path=tmp_path / "log", no_cache=True)
+    engine.bake(tmp_path / "bake.json", ["default"], log_path=tmp_path / "log")
 
     assert seen["words"] == ["docker", "buildx", "bake", "--progress", "plain", "--file",
-                             str(tmp_path / "bake.json"), "--no-cache", "default"]  # fmt: skip
+                             str(tmp_path / "bake.json"), "default"]  # fmt: skip
     assert seen["cwd"] == tmp_path
     policy = json.loads(Path(seen["env"]["EXPERIMENTAL_BUILDKIT_SOURCE_POLICY"]).read_text())
     assert {rule["action"] for rule in policy["rules"]} == {"DENY"}
