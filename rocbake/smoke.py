@@ -7,6 +7,7 @@ here: `passthrough` plans, `probes` judges.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -279,13 +280,13 @@ def _gpu_probes(
             "compute",
             lambda: probes.judge_compute(attempt(["hip-probe"], image), card, target=target),
         )
-    commands = [one for one in recipe.file.smoke.commands if one.run]
-    tried = testimage.bring(entry) if commands else planned.image
-    for command in commands:
+    # Made by the first command that runs: none does where a cheaper probe has failed.
+    tried = functools.cache(lambda: testimage.bring(entry))
+    for command in (one for one in recipe.file.smoke.commands if one.run):
         yield (
             command.name,
             lambda command=command: probes.judge_command(  # type: ignore[misc]
-                attempt(command.run, tried, command.seconds), command, on_host=False
+                attempt(command.run, tried(), command.seconds), command, on_host=False
             ),
         )
 

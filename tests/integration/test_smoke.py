@@ -104,6 +104,21 @@ def test_stand_in_nodes_fail_at_the_runtime_and_not_before(entry, place):
     assert report.subject.image_config == entry.artifact.image.config
 
 
+def test_commands_after_a_failure_make_no_image(entry, place, monkeypatch):
+    def bring(_):
+        pytest.fail("made for nothing")
+
+    monkeypatch.setattr(smoke.testimage, "bring", bring)
+    recipe = load().recipes["hip-probe"]
+    own = SmokeCommand(name="own", run=("true",), gpu="ROCm")
+    tried = recipe.file.smoke.model_copy(update={"commands": (own,)})
+    recipe = dataclasses.replace(recipe, file=recipe.file.model_copy(update={"smoke": tried}))
+
+    report = smoke.on_gpu(entry, recipe, place, Wish(), hip_probes=[entry])
+
+    assert (report.probes[-1].name, report.probes[-1].verdict) == ("own", "skipped")
+
+
 def test_artifact_without_code_for_any_card_does_not_fit(entry, make_tree):
     tree = make_tree()
     tree.cpu()
