@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -67,20 +68,26 @@ class Asked:
         if self.gpu_target:
             target.parse_target(self.gpu_target)
         return Wish(
-            device_index=_number("--device-index", self.device_index, 0, 1023)
+            device_index=number("--device-index", self.device_index, 0, 1023)
             if self.device_index
             else None,
             render_node=self.render_node or None,
             gpu_target=self.gpu_target or None,
             relax=tuple(name for name in known if name in self.relax),
             override=self.override,
-            memory=_number("--memory", self.memory, 1, _MOST_GIB) << 30,
-            seconds=_number("--timeout", self.timeout, 1, _MOST_SECONDS),
+            memory=number("--memory", self.memory, 1, _MOST_GIB) << 30,
+            seconds=number("--timeout", self.timeout, 1, _MOST_SECONDS),
         )
 
 
-def _number(option: str, text: str, least: int, most: int) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else -1
-    if not least <= number <= most:
+def number(option: str, text: str, least: int, most: int) -> int:
+    """Return the number that an option was given.
+
+    Raises:
+        UsageError: It is no whole number from `least` to `most`.
+    """
+    # As many digits as Python would take are more than anybody types on purpose.
+    value = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
+    if not least <= value <= most:
         raise UsageError(f"{option}: expected a whole number from {least} to {most}, got {text!r}")
-    return number
+    return value

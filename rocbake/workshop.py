@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocbake.errors import UsageError
+from rocbake.asked import number
 
 if TYPE_CHECKING:
     from rocbake.cache import Cache
@@ -43,11 +42,4 @@ def parse_jobs(text: str | None) -> int | None:
     Raises:
         UsageError: It is no whole number from 1 to 1024.
     """
-    if text is None:
-        return None
-    if re.fullmatch("[0-9]{1,4}", text) and 1 <= int(text) <= _MOST_JOBS:
-        return int(text)
-    raise UsageError(
-        f"--jobs: expected a whole number from 1 to {_MOST_JOBS}, got {text!r}",
-        hint="leave it out for as many as cores and memory of the container allow",
-    )
+    return None if text is None else number("--jobs", text, 1, _MOST_JOBS)
