@@ -125,10 +125,12 @@ class Run:
         line = self.latest
         if line.done < max(_FEW_OBJECTS, _FEW_PARTS * line.total) or self.seconds < _FEW_SECONDS:
             return None
+        if not self._means:
+            return None
         remaining = line.total - line.done
         if not self._hip:
             # The mean that is right now: whether more of the other kind comes is not known.
-            return remaining * self._means[line.is_hip]
+            return remaining * self._means.get(line.is_hip, max(self._means.values()))
         hip = min(max(0, self._hip - self._counts[True]), remaining)
         usual = self._means.get(False, self._means.get(True, 0.0) / _HIP_FACTOR)
         dear = self._means.get(True, usual * _HIP_FACTOR)

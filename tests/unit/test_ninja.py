@@ -143,6 +143,15 @@ def test_lines_that_were_lost_are_counted():
     assert run.seconds == 100
 
 
+def test_a_kind_of_which_none_was_timed_yet_is_taken_for_the_other():
+    run = Run(0.0, Finished(5, 10, "x", is_hip=False), 10.0)
+    run.take(Finished(6, 10, "x", is_hip=False), 20.0)
+    # Ninja says the same count again, of another object.
+    run.take(Finished(6, 10, "y", is_hip=True), 30.0)
+
+    assert run.left(30.0) == pytest.approx(4 * 20 / 6)
+
+
 @pytest.mark.parametrize(
     ("first", "then", "expected"),
     [
