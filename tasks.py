@@ -41,6 +41,8 @@ def _help(*shared: str, **own: str) -> dict[str, str]:
         "jobs",
         dry_run="print the plan and stop",
         force="build even what is in the store",
+        bazel_remote_cache="address of Bazel's remote cache, for recipes that Bazel builds",
+        bazel_remote_executor="address of Bazel's remote execution; logins are in ~/.netrc",
     ),
 )
 def build(
@@ -53,6 +55,8 @@ def build(
     offline: bool = False,
     force: bool = False,
     jobs: str | None = None,
+    bazel_remote_cache: str = "",
+    bazel_remote_executor: str = "",
 ) -> None:
     """Build images and archives for GPU targets."""
     command.build(
@@ -64,13 +68,16 @@ def build(
         force=force,
         settings=set,
         jobs=jobs,
+        remote_cache=bazel_remote_cache,
+        remote_executor=bazel_remote_executor,
     )
 
 
 @verb(
-    iterable=["name"],
+    iterable=["name", "target"],
     help=_help(
         "json",
+        target="GPU target set whose own files are recorded, too: AMD's ROCm, gigabytes each",
         name="container or recipe; repeatable; all of them if not given",
         check="write nothing; exit 3 if a lock is stale or the archive has moved on",
         record="write the digests of the artifacts in the store into their locks",
@@ -79,12 +86,13 @@ def build(
 def lock(
     context: Context,
     name: list[str],
+    target: list[str],
     check: bool = False,
     record: bool = False,
     json: bool = False,
 ) -> None:
     """Resolve every wish into a lock: what exactly, by SHA-256."""
-    command.lock(name, check=check, record=record, as_json=json)
+    command.lock(name, target, check=check, record=record, as_json=json)
 
 
 @verb(iterable=["recipe"], help=_help("recipe", "json", "offline"))
@@ -140,9 +148,10 @@ def verify(
         "target",
         "set",
         recipe="recipe, where there are several",
-        to="folder that the files go to",
+        into="folder that the files go to",
         image="the image, as `docker load` takes it, instead of the archive",
         bundled="the archive that carries its ROCm libraries",
+        github_env="set what the archive's users set for the later steps of a GitHub Actions job",
     ),
 )
 def export(
@@ -150,12 +159,21 @@ def export(
     target: list[str],
     set: list[str],
     recipe: str = "",
-    to: str = "",
+    into: str = "",
     image: bool = False,
     bundled: bool = False,
+    github_env: bool = False,
 ) -> None:
     """Copy an archive, its checksum and its manifest to a folder."""
-    command.export(target, recipe, to, image=image, bundled=bundled, settings=set)
+    command.export(
+        target,
+        recipe,
+        into,
+        image=image,
+        bundled=bundled,
+        github_env=github_env,
+        settings=set,
+    )
 
 
 @verb(

@@ -1,4 +1,4 @@
-"""Archives: a folder as tar or tar.zst whose bytes depend on its content alone, and back.
+"""Archives: a folder as tar, tar.zst or tar.gz whose bytes depend on its content alone, and back.
 
 Not in the bytes: the order of the file system, owners, dates, umask, locale, the path of the
 folder and the number of threads. What an archive means, and where it is kept, is for others.
@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
+import zlib
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,8 +25,6 @@ from rocbake.errors import BuildError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from zstandard import ZstdCompressionObj
 
 _BLOCK = 512
 _CHUNK = 1 << 20
@@ -60,6 +59,10 @@ _LARGEST_WINDOW = 8 << 20
 _COMPRESSED_CHUNK = 128
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+# RFC 1952. The header that zlib writes by itself has no name, the date 0, and Unix as its system.
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP = zlib.MAX_WBITS + 16
 
 # Far above what a name and a link's target take; a larger one is there to fill the memory.
 _LARGEST_EXTENDED_HEADER = 64 << 10
@@ -160,18 +163,24 @@ class _Hashed:
         return self._hash.hexdigest()
 
 
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
 class _Compressed:
     """Compress what is written, and pass it on."""
 
-    def __init__(self, sink: _Sink, frame: ZstdCompressionObj) -> None:
+    def __init__(self, sink: _Sink, compressor: _Compressor) -> None:
         self._sink = sink
-        self._frame = frame
+        self._compressor = compressor
 
     def write(self, data: bytes, /) -> None:
-        self._sink.write(self._frame.compress(data))
+        self._sink.write(self._compressor.compress(data))
 
     def finish(self) -> None:
-        self._sink.write(self._frame.flush())
+        self._sink.write(self._compressor.flush())
 
 
 def write_tar(
@@ -215,7 +224,11 @@ def write_archive(
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ArchiveDigest:
-    """Write a folder as tar.zst: one frame, with the size and a checksum of its content.
+    """Write a folder as tar.zst, or as tar.gz where the name ends so.
+
+    A tar.zst is one frame, with the size and a checksum of its content. A tar.gz is for those who
+    take nothing else: one member, without name and date. Every deflate writes other bytes, so it
+    is known by its tar.
 
     Args:
         root: As for write_tar.
@@ -228,10 +241,24 @@ def write_archive(
     Raises:
         BuildError: As for write_tar.
     """
-    import zstandard  # noqa: PLC0415 - costs 10 ms that a reused build has not
-
     plan = _plan(root, prefix)
     _check_outside(root, destination)
+    with _explained(f"cannot write {destination}"), _atomic(destination) as stream:
+        packed = _Hashed(stream)
+        compressor = (
+            zlib.compressobj(wbits=_GZIP)
+            if destination.name.endswith(".gz")
+            else _zstd(_tar_size(plan), threads)
+        )
+        sink = _Compressed(packed, compressor)
+        tar = _write_members(plan, sink, epoch, progress)
+        sink.finish()
+    return ArchiveDigest(packed.sha256, packed.size, tar.sha256, tar.size)
+
+
+def _zstd(size: int, threads: int | None) -> _Compressor:
+    import zstandard  # noqa: PLC0415 - costs 10 ms that a reused build has not
+
     workers = min(threads or os.cpu_count() or 1, _MOST_THREADS)
     compressor = zstandard.ZstdCompressor(
         compression_params=zstandard.ZstdCompressionParameters.from_level(
@@ -243,12 +270,7 @@ def write_archive(
             write_content_size=True,
         )
     )
-    with _explained(f"cannot write {destination}"), _atomic(destination) as stream:
-        packed = _Hashed(stream)
-        sink = _Compressed(packed, compressor.compressobj(size=_tar_size(plan)))
-        tar = _write_members(plan, sink, epoch, progress)
-        sink.finish()
-    return ArchiveDigest(packed.sha256, packed.size, tar.sha256, tar.size)
+    return compressor.compressobj(size=size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,7 +553,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_members(path: Path, *, limit: int = _UNPACKED_LIMIT) -> Iterator[Member]:
-    """Read the members of a tar or tar.zst that was written here, contents hashed, in flat memory.
+    """Read the members of an archive that was written here, contents hashed, in flat memory.
 
     Args:
         path: The archive.
@@ -553,7 +575,7 @@ def read_members(path: Path, *, limit: int = _UNPACKED_LIMIT) -> Iterator[Member
 
 
 def unpack(path: Path, destination: Path, *, limit: int = _UNPACKED_LIMIT) -> None:
-    """Unpack a tar or tar.zst that was written here, whoever had it in between.
+    """Unpack a tar, tar.zst or tar.gz that was written here, whoever had it in between.
 
     Modes become 0755 and 0644, owners are not taken over, dates are.
 
@@ -664,10 +686,31 @@ class _Source:
 @contextlib.contextmanager
 def _opened(path: Path, limit: int) -> Iterator[_Source]:
     with _explained(f"cannot read {path}"), path.open("rb") as stream:
-        compressed = stream.read(len(_ZSTD_MAGIC)) == _ZSTD_MAGIC
+        magic = stream.read(len(_ZSTD_MAGIC))
         stream.seek(0)
-        pieces = _decompress(stream, path) if compressed else iter(lambda: stream.read(_CHUNK), b"")
+        if magic == _ZSTD_MAGIC:
+            pieces = _decompress(stream, path)
+        elif magic.startswith(_GZIP_MAGIC):
+            pieces = _inflate(stream, path)
+        else:
+            pieces = iter(lambda: stream.read(_CHUNK), b"")
         yield _Source(path, pieces, limit)
+
+
+def _inflate(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    member = zlib.decompressobj(wbits=_GZIP)
+    try:
+        while not member.eof:
+            piece = member.unconsumed_tail or stream.read(_CHUNK)
+            if not piece:
+                raise BuildError(f"{path}: ends too early")
+            # Bounded: a few bytes can stand for a thousand times as many.
+            if data := member.decompress(piece, _CHUNK):
+                yield data
+    except zlib.error as error:
+        raise BuildError(f"{path}: {error} (before byte {stream.tell()})") from error
+    if member.unused_data or stream.read(1):
+        raise BuildError(f"{path}: has something after its gzip member")
 
 
 def _decompress(stream: BinaryIO, path: Path) -> Iterator[bytes]:

@@ -7,18 +7,21 @@ Format: https://docs.docker.com/build/bake/reference/
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from rocbake import bazel
 from rocbake.container import SHARED, TOOLS
 from rocbake.errors import BuildError
-from rocbake.plan import Layer, container_files, recipe_files, tool_files
+from rocbake.plan import Layer, container_files, dockerfile_of, recipe_files, tool_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from rocbake.bazel import Remote
     from rocbake.plan import Plan
     from rocbake.project import Project
     from rocbake.source import Source
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 DIST = "dist"
 BUNDLE = "bundle"
 TESTS = "tests"
+# What Bazel downloads, and the stage that it builds in.
+DEPS = "deps"
+_BUILT = "built"
 # The one folder of a bundle that is laid over the product, and not below its lib/.
 OVERLAY = "overlay"
 RUNTIME = "runtime"
@@ -49,7 +55,13 @@ _EXPORT = (
 
 
 def describe(
-    plan: Plan, exports: Iterable[str], *, jobs: int | None = None, fresh: str = ""
+    plan: Plan,
+    exports: Iterable[str],
+    *,
+    jobs: int | None = None,
+    fresh: str = "",
+    remote: Remote | None = None,
+    netrc: Path | None = None,
 ) -> dict[str, Any]:
     """Return the bake file of a plan.
 
@@ -58,7 +70,9 @@ def describe(
         exports: The layers that are exported as images, besides the recipe's own.
         jobs: How many compilers may run at once; what the container has room for if None.
         fresh: What no build had before, for one from nothing: no layer is taken from BuildKit's
-            cache, and no object from ccache's. Empty for others.
+            cache, and no object from a compiler cache. Empty for others.
+        remote: Bazel's remote cache and executor; they change nothing of what comes out.
+        netrc: A file with the logins for them.
     """
     exports = set(exports)
     targets: dict[str, Any] = {}
@@ -88,19 +102,37 @@ def describe(
             "contexts": {plan.sdk: f"target:{plan.sdk}"},
         }
         del targets[runtime]["dockerfile"]
+    contexts = {
+        "sdk": f"target:{plan.sdk}",
+        RUNTIME: f"target:{runtime}",
+        "recipe": f"recipes/{plan.name}",
+        "sources": "sources",
+        TOOLS: f"containers/{plan.tools or plan.sdk}/{TOOLS}",
+    }
+    common = _target(plan.epoch, "recipes", labels={}) | {"contexts": contexts}
+    common["args"] |= arguments
+    if plan.bazel:
+        common["dockerfile"] = dockerfile_of(plan.bazel)
+        common["args"]["BAZEL"] = json.dumps(bazel.for_container(plan.bazel, plan.targets))
+        targets[DEPS] = common | {
+            "target": DEPS,
+            "network": "default",
+            "output": [f"type=local,dest=out/{DEPS}"],
+        }
+        targets[_BUILT] = common | {"target": "building"}
+        if remote:
+            targets[_BUILT] |= {
+                "target": "building-remotely",
+                "network": "default",
+                "args": common["args"] | {"REMOTE": json.dumps(remote.words)},
+                "secret": [f"id=netrc,src={netrc}"] if netrc else [],
+            }
+        common["contexts"] = contexts | {_BUILT: f"target:{_BUILT}"}
     for product in _PRODUCTS:
-        targets[product] = _target(plan.epoch, "recipes", labels={}) | {
+        targets[product] = common | {
             "target": product,
-            "contexts": {
-                "sdk": f"target:{plan.sdk}",
-                RUNTIME: f"target:{runtime}",
-                "recipe": f"recipes/{plan.name}",
-                "sources": "sources",
-                TOOLS: f"containers/{plan.sdk}/{TOOLS}",
-            },
             "output": [f"type=local,dest=out/{product}"],
         }
-        targets[product]["args"] |= arguments
     targets[plan.name] = _target(plan.epoch, f"recipes/{plan.name}", labels=_labels(plan)) | {
         "contexts": {
             RUNTIME: f"target:{plan.runtime}",
@@ -133,11 +165,14 @@ def _target(epoch: int, folder: str, *, labels: Mapping[str, str]) -> dict[str, 
 def _contexts(layer: Layer) -> dict[str, str]:
     if layer.parent is None:
         return {}
-    return {
+    contexts = {
         layer.parent: f"target:{layer.parent}",
         "packages": f"packages/{layer.name}",
         SHARED: f"containers/{SHARED}",
     }
+    if layer.files_beside:
+        contexts["sources"] = f"layer-sources/{layer.name}"
+    return contexts
 
 
 def _labels(what: Plan | Layer) -> dict[str, str]:
@@ -178,16 +213,18 @@ def lay_out(
             _link(rootfs, own / ROOTFS)
         else:
             _link_all(layer.packages, folder / "packages" / layer.name, files)
-    for relative in tool_files(containers, plan.sdk):
+            _link_all(layer.files_beside, folder / "layer-sources" / layer.name, files)
+    tools = plan.tools or plan.sdk
+    for relative in tool_files(containers, tools):
         _copy(containers / relative, folder / "containers" / relative)
-    (folder / "containers" / plan.sdk / TOOLS).mkdir(exist_ok=True)
+    (folder / "containers" / tools / TOOLS).mkdir(exist_ok=True)
     for script in (containers / SHARED).glob("*.sh"):
         _copy(script, folder / "containers" / SHARED / script.name)
     recipe = project.recipes[plan.name]
-    _copy(recipes / "Dockerfile", folder / "recipes" / "Dockerfile")
+    dockerfile = dockerfile_of(plan.bazel)
+    _copy(recipes / dockerfile, folder / "recipes" / dockerfile)
     for relative in recipe.files():
         _copy(recipe.folder / relative, folder / "recipes" / plan.name / relative)
-    (folder / "sources").mkdir()
     _link_all(plan.sources, folder / "sources", files)
     _require_unchanged(plan, folder)
     # BuildKit takes the modes of folders, and those of copies, which the umask gave them.
@@ -204,7 +241,14 @@ def _require_unchanged(plan: Plan, folder: Path) -> None:
     ]
     recipe = folder / "recipes" / plan.name
     copied = [path.relative_to(recipe) for path in recipe.rglob("*") if not path.is_dir()]
-    if recipe_files(folder, plan.name, copied, sdk=plan.sdk) != plan.files:
+    now = recipe_files(
+        folder,
+        plan.name,
+        copied,
+        dockerfile=dockerfile_of(plan.bazel),
+        tools=plan.tools or plan.sdk,
+    )
+    if now != plan.files:
         changed.append(f"recipes/{plan.name}")
     if changed:
         raise BuildError(
@@ -214,6 +258,7 @@ def _require_unchanged(plan: Plan, folder: Path) -> None:
 
 
 def _link_all(sources: Iterable[Source], folder: Path, files: Mapping[str, Path]) -> None:
+    folder.mkdir(parents=True)
     for source in sources:
         place = folder / source.file_name
         if place.exists():

@@ -7,15 +7,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocbake import golden, log, mirror, option, plan, project, run, show, target
+from rocbake import bazel, golden, log, mirror, option, plan, project, run, show, target
 from rocbake import lock as locks
 from rocbake.cache import Cache
-from rocbake.errors import BuildError, LockError, RocbakeError, TargetError, UsageError
+from rocbake.errors import (
+    BuildError,
+    FetchError,
+    LockError,
+    RocbakeError,
+    TargetError,
+    UsageError,
+)
 from rocbake.store import Store
 from rocbake.workshop import Workshop, parse_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rocbake.asked import Asked
     from rocbake.option import Choice
@@ -23,6 +30,10 @@ if TYPE_CHECKING:
     from rocbake.project import Project
     from rocbake.source import Source
     from rocbake.store import Entry
+    from rocbake.target import TargetSet
+
+# Of a digest, in the name of a folder.
+_DIGITS = 12
 
 # The imports inside functions keep a build that is reused under a second: each costs a tenth.
 
@@ -45,11 +56,19 @@ def _plans(
     )
     made = []
     for recipe in chosen:
-        fresh, recipe_lock = locks.require_fresh(recipe.containers, recipe)
-        made += [
-            plan.make(recipe, targets, locks=fresh, recipe_lock=recipe_lock, asked=asked)
-            for targets in sets
-        ]
+        for what_for in sets:
+            one = recipe.built_for(what_for, asked)
+            fresh, recipe_lock = locks.require_fresh(one.containers, one)
+            made.append(plan.make(one, what_for, locks=fresh, recipe_lock=recipe_lock, asked=asked))
+    return made
+
+
+def _whole_plans(
+    loaded: Project, targets: Sequence[str], recipes: Sequence[str], settings: Sequence[str]
+) -> list[Plan]:
+    """Resolve what can be built: its locks name every file."""
+    made = _plans(loaded, targets, recipes, settings)
+    plan.require_recorded(made)
     return made
 
 
@@ -77,12 +96,15 @@ def build(
     force: bool,
     settings: Sequence[str] = (),
     jobs: str | None = None,
+    remote_cache: str = "",
+    remote_executor: str = "",
 ) -> None:
     """Build, or show what would be built."""
     _require_target("build", targets)
     target.parse_many(targets)
     option.parse(settings)
     at_once = parse_jobs(jobs)
+    remote = bazel.parse_remote(remote_cache, remote_executor)
     loaded = project.load()
     made = _plans(loaded, targets, recipes, settings)
     store = _store(loaded)
@@ -90,33 +112,78 @@ def build(
         choices = [_choices(loaded, one) for one in made]
         show.plans(made, choices, kept=store, cache=Cache(), as_json=as_json)
         return
+    plan.require_recorded(made)
     from rocbake import build as building
 
-    workshop = Workshop(project=loaded, cache=Cache(), store=store, offline=offline, jobs=at_once)
+    workshop = Workshop(
+        project=loaded,
+        cache=Cache(),
+        store=store,
+        offline=offline,
+        jobs=at_once,
+        remote=remote,
+    )
     outcomes = building.build(made, workshop=workshop, force=force)
     show.outcomes(outcomes, as_json=as_json)
     building.require_reproduced(outcomes)
 
 
-def lock(names: Sequence[str], *, check: bool, record: bool, as_json: bool) -> None:
+def lock(
+    names: Sequence[str],
+    targets: Sequence[str] = (),
+    *,
+    check: bool,
+    record: bool,
+    as_json: bool,
+) -> None:
     """Make locks, check them, or write digests of finished builds into them."""
     if check and record:
         raise UsageError("--check and --record exclude each other")
+    sets = target.parse_many(targets)
     loaded = project.load()
     if record:
         show.changes(golden.record(loaded, _current(loaded, names)), as_json=as_json)
         return
     from rocbake.resolve import Resolver
 
-    with Resolver(loaded, cache=Cache(), mirrors=mirror.load()) as resolver:
+    with Resolver(loaded, cache=Cache(), mirrors=mirror.load(), targets=sets) as resolver:
         changes = resolver.lock(names, write=not check)
-    show.changes({change.name: change.lines for change in changes}, as_json=as_json)
+    told = {change.name: change.lines for change in changes}
+    if sets and not check and not resolver.unreached:
+        _freeze(loaded, names, sets[0], told)
+    show.changes(told, as_json=as_json)
+    _require_reached(resolver.unreached)
     behind = [change.name for change in changes if change.lines]
     if check and behind:
         raise LockError(
             f"the wish or the archive has moved on: {', '.join(behind)}",
             hint="invoke lock " + " ".join(f"--name {name}" for name in behind),
         )
+
+
+def _freeze(
+    loaded: Project, names: Sequence[str], targets: TargetSet, told: dict[str, list[str]]
+) -> None:
+    """Record what Bazel downloads, which shows only when it is run."""
+    from rocbake.freeze import freeze
+
+    workshop = Workshop(project=loaded, cache=Cache(), store=_store(loaded))
+    chosen = [one for one in loaded.recipes.values() if not names or one.name in names]
+    for name, line in freeze(chosen, targets, workshop=workshop).items():
+        told[name].append(line)
+
+
+def _require_reached(unreached: Mapping[str, Sequence[RocbakeError]]) -> None:
+    """Say which sources the locks do not name, because they could not be had."""
+    if not unreached:
+        return
+    lines = [f"  {name}: {error}" for name, errors in unreached.items() for error in errors]
+    raise FetchError(
+        "locked without these sources, which could not be had:\n" + "\n".join(lines),
+        hint="invoke lock"
+        + "".join(f" --name {name}" for name in unreached)
+        + "  where they can be reached",
+    )
 
 
 def _current(loaded: Project, names: Sequence[str]) -> list[Entry]:
@@ -215,20 +282,33 @@ def export(
     *,
     image: bool,
     bundled: bool,
+    github_env: bool = False,
     settings: Sequence[str] = (),
 ) -> None:
-    """Copy an artifact's files to a folder."""
+    """Copy an artifact's files to a folder, and say how its archive is used."""
     from rocbake import export as exporting
 
     _require_target("export", targets)
     if not folder:
-        raise UsageError("no folder was named", hint="invoke export --target gfx1201 --to DIR")
+        raise UsageError("no folder was named", hint="invoke export --target gfx1201 --into DIR")
     if image and bundled:
         raise UsageError("--image and --bundled exclude each other", hint="invoke export --help")
     loaded = project.load()
-    _, entry = _entry(loaded, "export", targets, recipe, settings)
-    for path in exporting.export(entry, Path(folder), image=image, bundled=bundled):
+    one, entry = _entry(loaded, "export", targets, recipe, settings)
+    place = Path(folder)
+    if one.archive and entry.artifact.archive:
+        # Its name says nothing of what is in it, and consumers compare no more than its path.
+        place /= f"{one.stem}-{entry.artifact.archive.tar_sha256[:_DIGITS]}"
+    paths = exporting.export(entry, place, image=image, bundled=bundled)
+    for path in paths:
         show.line(str(path))
+    environment = loaded.recipes[one.name].file.environment
+    if image or not environment:
+        return
+    if github_env:
+        exporting.to_github(environment, paths[0], job=os.environ)
+    for text in exporting.in_shell(environment, paths[0]):
+        show.line(text)
 
 
 def verify(
@@ -255,7 +335,7 @@ def verify(
         jobs=at_once,
     )
     comparisons = []
-    for one in _plans(loaded, targets, recipes, settings):
+    for one in _whole_plans(loaded, targets, recipes, settings):
         comparisons += verifying.verify(one, workshop=workshop)
     show.comparisons(comparisons, as_json=as_json)
     verifying.require_equal(comparisons)

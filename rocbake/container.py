@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from rocbake import dockerfile, document, option
 from rocbake.document import Document, DocumentError, Problem
 from rocbake.option import Option
+from rocbake.wish import LayerWish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,10 @@ SuiteName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$")]
 Provider = Literal["debian", "amd"]
 # Targets and contexts that every bake file has.
-_TAKEN = {"default", "dist", "bundle", "runtime", "tests", "tools", "packages", "shared"}
+_TAKEN = {
+    *("default", "deps", "dist", "bundle", "tests"),
+    *("packages", "runtime", "shared", "sources", "tools"),
+}
 
 
 class Suite(BaseModel):
@@ -72,12 +76,19 @@ class ContainerFile(BaseModel):
     )
     provider: Provider | None = Field(default=None, description="who built the ROCm in here")
     rocm: Version | None = Field(default=None, description="ROCm release in here")
+    suites: tuple[Suite, ...] = Field(
+        default=(),
+        description="more suites of that archive, for this container and those that stand on it",
+    )
     exported: bool = Field(
         default=True,
         description="whether its image is kept; false for what is only built in, and large",
     )
     packages: tuple[PackageName, ...] = Field(
         description="wishes; what they depend on is added by the lock"
+    )
+    sources: tuple[LayerWish, ...] = Field(
+        default=(), description="files that its Dockerfile finds in the context `sources`"
     )
     options: dict[str, Option] = Field(
         default={}, description="what every recipe that is built in here can be built with"
@@ -100,10 +111,11 @@ class Container:
 
     @property
     def archive(self) -> Archive:
-        """The package archive of the whole chain."""
+        """The package archive of the whole chain, with the suites that were added on the way."""
         archive = self.chain[0].file.archive
         assert archive is not None  # noqa: S101 - load() refuses a root container without one
-        return archive
+        added = tuple(suite for one in self.chain for suite in one.file.suites)
+        return archive.model_copy(update={"suites": (*archive.suites, *added)})
 
     @property
     def keyring(self) -> Path:
@@ -114,6 +126,11 @@ class Container:
     def options(self) -> dict[str, Option]:
         """What every recipe that is built in here can be built with, by name."""
         return {name: each for one in self.chain for name, each in one.file.options.items()}
+
+    @property
+    def provider(self) -> Provider | None:
+        """Who built the ROCm in the image."""
+        return next((one.file.provider for one in self.chain if one.file.provider), None)
 
     @property
     def rocm(self) -> str | None:
@@ -174,6 +191,9 @@ def _check(
     if file.archive and not (folder / file.archive.keyring).is_file():
         what = f"archive.keyring: there is no {file.archive.keyring} beside it"
         found.append(here.problem(what, "archive", "keyring"))
+    if file.suites and file.archive:
+        what = "'suites' adds to the archive of a container below, and 'archive' is given here"
+        found.append(here.problem(what, "suites"))
     if (file.provider is None) != (file.rocm is None):
         given = "provider" if file.provider else "rocm"
         found.append(here.problem("'provider' and 'rocm' go together", given))
@@ -181,7 +201,8 @@ def _check(
     found += _check_ancestry(name, documents, broken)
     if found:
         return found
-    contexts = (file.parent, "packages", SHARED) if file.parent else ()
+    contexts = [file.parent, "packages", SHARED] if file.parent else []
+    contexts += ["sources"] if file.sources else []
     return dockerfile.problems(folder / "Dockerfile", contexts=contexts)
 
 

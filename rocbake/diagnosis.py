@@ -99,6 +99,64 @@ _KNOWN = {
         "the container's compiler is older than a GPU target, or it is no target at all",
         "invoke list --targets  says since which ROCm each is known",
     ),
+    # Bazel, and OpenXLA built with it.
+    # https://github.com/jax-ml/jax/issues/18976, https://github.com/elixir-nx/xla/issues/58
+    re.compile(r"undeclared inclusion\(s\) in rule|absolute path inclusion\(s\) found"): Cause(
+        "the compiler found headers where Bazel was not told that they are: a link stands on the "
+        "way to them",
+        "set ROCM_PATH and HIP_CLANG_PATH to real folders, as `readlink -f` prints them; "
+        "docs/openxla.md has more",
+    ),
+    # https://github.com/elixir-nx/xla/issues/81
+    re.compile(
+        r"ROCm Configuration Error|Cannot find rocm library|MIOpen version file .* not found"
+        r"|ROCm version file not found"
+    ): Cause(
+        "this ROCm lacks a part that OpenXLA wants, and Bazel tells of one at a time",
+        "read the lines of the preflight above: they name all that is missing",
+    ),
+    re.compile(r"unable to find library -lnuma|cannot find -lnuma"): Cause(
+        "libnuma's linker name is missing: only its runtime is there",
+        "add libnuma-dev to the container's packages, then invoke lock",
+    ),
+    # https://github.com/elixir-nx/xla/issues/82
+    re.compile(r"unrecognized command[- ]line option .-Qunused-arguments"): Cause(
+        "GCC was given options of Clang: this XLA wants Clang 18 as its host compiler",
+        "have Bazel use Clang, --repo_env=CC=clang --repo_env=CXX=clang++",
+    ),
+    # https://github.com/elixir-nx/xla/issues/58
+    re.compile(r"Config value '[^']+' is not defined in any \.rc file"): Cause(
+        "the source and the command line are not of one age: its .bazelrc lacks that configuration",
+        "name the revision that the recipe's flags are for in recipe.yaml, then invoke lock",
+    ),
+    # https://github.com/bazelbuild/bazel/issues/418
+    re.compile(r'linux-sandbox.*"?mount"?: (Operation not permitted|Permission denied)'): Cause(
+        "Bazel's sandbox wants to mount, which a container may not do, and need not",
+        "have Bazel do without, --spawn_strategy=local; --privileged is not the way",
+    ),
+    # https://github.com/bazelbuild/bazel/issues/17363
+    re.compile(r"Checksum was [0-9a-f]{64} but wanted [0-9a-f]{64}"): Cause(
+        "a server gives other bytes than the source names; archives that a server makes on "
+        "demand may change, their content may not",
+        "find the old bytes: a mirror, or another machine's cache, in ROCBAKE_MIRRORS; "
+        "never the new sum unseen",
+    ),
+    # https://github.com/bazelbuild/bazel/blob/7.7.1/src/main/java/com/google/devtools/build/lib/bazel/repository/downloader/DownloadManager.java
+    re.compile(r"--repository_disable_download|download is disabled", re.IGNORECASE): Cause(
+        "Bazel wants a file that its locked downloads do not hold",
+        "invoke lock --name NAME --target TARGET  records them again",
+    ),
+    # https://github.com/bazelbuild/bazel/issues/3645: what the kernel kills first is the server.
+    re.compile(r"Server terminated abruptly \(error code: 14"): Cause(
+        "Bazel's server died, most likely for want of memory",
+        "fewer jobs: --jobs, half of what the line `jobs:` says",
+    ),
+    # https://github.com/ROCm/legacy-rocm-build/issues/4612 is the same with no headers at all.
+    re.compile(r"/include/c\+\+/1[6-9]/.*: error: "): Cause(
+        "Clang took a GCC whose C++ headers are newer than it can read",
+        "--gcc-install-dir=/usr/lib/gcc/x86_64-linux-gnu/15  to compilers and linkers, "
+        "as the container's tools do",
+    ),
 }
 
 

@@ -26,7 +26,9 @@ _DIRECTIVE = re.compile(r"\s*(#|//)\s*(syntax|escape|check)\s*=", re.IGNORECASE)
 _SHEBANG = re.compile(rb"#![^\n]*\n")
 _MOUNTS = {"bind", "tmpfs"}
 # Compiled objects, which make a second build faster and no other: `invoke verify` does without.
-_CACHE = "rocbake-ccache"
+_CACHES = {"rocbake-ccache", "rocbake-bazel"}
+# The one secret that a step with a network may be given.
+_NETRC = "netrc"
 _REMOTE = re.compile(r"^([a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S+))?(?:\s+|$)")
 _SECRET = re.compile(r"(token|secret|passw|credential|api_?key|private_?key)", re.IGNORECASE)
@@ -39,12 +41,13 @@ class _Instruction(NamedTuple):
     words: list[str]
 
 
-def problems(path: Path, *, contexts: Iterable[str]) -> list[Problem]:
+def problems(path: Path, *, contexts: Iterable[str], online: Iterable[str] = ()) -> list[Problem]:
     """Return what in a Dockerfile is not locked, or could reach a network.
 
     Args:
         path: The Dockerfile.
         contexts: The names that a plan gives it: of other layers and of folders of locked files.
+        online: The stages whose steps may have a network.
     """
     try:
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -61,10 +64,13 @@ def problems(path: Path, *, contexts: Iterable[str]) -> list[Problem]:
     if _SHEBANG.sub(b"", content, count=1).lstrip().startswith(b"{"):
         found.append(Problem(path, 1, 1, "JSON: it could name what reads this file"))
     known = {"scratch", *contexts}
+    stage = ""
     for one in instructions:
-        found += [Problem(path, one.line, 1, message) for message in _check(one, known)]
-        if one.name == "FROM" and len(one.words) == 3:  # noqa: PLR2004 - FROM image AS stage
-            known.add(one.words[2])
+        messages = _check(one, known, is_online=stage in set(online))
+        found += [Problem(path, one.line, 1, message) for message in messages]
+        if one.name == "FROM":
+            stage = one.words[2] if len(one.words) == 3 else ""  # noqa: PLR2004 - FROM x AS stage
+            known |= {stage} if stage else set()
     return found
 
 
@@ -93,7 +99,7 @@ def _words(value: str) -> list[str]:
     return value.split()
 
 
-def _check(one: _Instruction, known: set[str]) -> list[str]:
+def _check(one: _Instruction, known: set[str], *, is_online: bool) -> list[str]:
     names = f"known here are {', '.join(sorted(known))}"
     options = dict(one.flags)
     match one.name:
@@ -119,7 +125,7 @@ def _check(one: _Instruction, known: set[str]) -> list[str]:
                 found.append(f"{one.name} --from={origin}: not locked; {names}")
             return found
         case "RUN":
-            return _check_run(one, known, names)
+            return _check_run(one, known, names, is_online=is_online)
         case "ONBUILD":
             return ["ONBUILD: would act in builds that nothing here has looked at"]
         case "ARG" | "ENV":
@@ -132,23 +138,25 @@ def _check(one: _Instruction, known: set[str]) -> list[str]:
             return []
 
 
-def _check_run(one: _Instruction, known: set[str], names: str) -> list[str]:
+def _check_run(one: _Instruction, known: set[str], names: str, *, is_online: bool) -> list[str]:
     found = []
-    if ("network", "none") not in one.flags:
+    allowed = {"none", "default"} if is_online else {"none"}
+    if not any(flag == "network" and setting in allowed for flag, setting in one.flags):
         found.append("RUN without --network=none: could fetch what is not locked")
     if any(flag == "security" for flag, _ in one.flags):
         found.append("RUN --security: rights that no build here needs")
     for value in (value for flag, value in one.flags if flag == "mount"):
         settings = _settings(value)
-        is_cache = ("type", "cache") in settings and ("id", _CACHE) in settings
+        is_cache = ("type", "cache") in settings and any(("id", one) in settings for one in _CACHES)
+        is_netrc = is_online and {("type", "secret"), ("id", _NETRC)} <= set(settings)
         for key, setting in settings:
             if key == "from" and setting not in known:
                 found.append(f"RUN --mount from={setting}: not locked; {names}")
-            if key == "type" and setting not in _MOUNTS and not is_cache:
+            if key == "type" and setting not in _MOUNTS and not (is_cache or is_netrc):
                 found.append(
                     f"RUN --mount type={setting}: state that is not locked, and that a second "
                     "build from nothing would not have; only bind and tmpfs are allowed, and "
-                    f"ccache's own cache (id={_CACHE})"
+                    f"the caches of compilers (id={' or '.join(sorted(_CACHES))})"
                 )
     return found
 

@@ -240,7 +240,8 @@ class _Reader:
             mark = self.values.get(at)
             message = error["msg"]
         else:
-            mark = _nearest(self.values, at)
+            places = self.keys if error["loc"][-1:] == (_KEY,) else self.values
+            mark = places.get(at)
             said = _WORDS.get(kind, error["msg"])
             name = ".".join(map(str, at))
             got = error["input"]
@@ -249,6 +250,10 @@ class _Reader:
                 message += f"; got {_brief(got)}"
         mark = mark or _nearest(self.values, at)
         return Problem(self.path, mark.line + 1, mark.column + 1, message)
+
+
+# Pydantic's mark, behind a key, for what is wrong with the key itself.
+_KEY = "[key]"
 
 
 def _nearest(places: dict[Location, yaml.Mark], at: Location) -> yaml.Mark:
@@ -289,6 +294,8 @@ def _walk(location: Location, model: type[BaseModel], value: object) -> tuple[Lo
     candidates: list[type[BaseModel]] = [model]
     here: object = value
     for part in location:
+        if part == _KEY:
+            break
         if isinstance(part, str) and len(candidates) > 1:
             # Where there are several models, the tag of one of them comes before its fields.
             candidates = [one for one in candidates if one.__name__.lower().startswith(part)]
@@ -298,9 +305,9 @@ def _walk(location: Location, model: type[BaseModel], value: object) -> tuple[Lo
             isinstance(here, list) and isinstance(part, int) and part < len(here)
         )
         here = here[part] if inside else None  # type: ignore[index]
-        if isinstance(part, str) and part in candidates[0].model_fields:
-            candidates = _models_in(candidates[0].model_fields[part].annotation) or candidates
-    return tuple(at), list(candidates[0].model_fields)
+        if isinstance(part, str) and candidates and part in candidates[0].model_fields:
+            candidates = _models_in(candidates[0].model_fields[part].annotation)
+    return tuple(at), list(candidates[0].model_fields) if candidates else []
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from rocbake import digest, log, oci, store
 from rocbake.errors import BuildError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rocbake.store import Entry
 
@@ -41,6 +42,43 @@ def export(entry: Entry, folder: Path, *, image: bool, bundled: bool = False) ->
         raise UsageError(f"{folder}: cannot be written: {failed.strerror}") from failed
 
 
+def in_shell(environment: Mapping[str, str], archive: Path) -> list[str]:
+    """Return the lines that a person pastes to have an exported archive used.
+
+    >>> in_shell({"XLA_TARGET": "rocm", "XLA_BUILD": ""}, Path("/x.tar.gz"))
+    ['export XLA_TARGET=rocm', 'unset XLA_BUILD']
+    """
+    return [
+        f"export {name}={shlex.quote(value)}" if value else f"unset {name}"
+        for name, value in _filled(environment, archive)
+    ]
+
+
+def to_github(environment: Mapping[str, str], archive: Path, *, job: Mapping[str, str]) -> None:
+    """Set the same for the later steps of a job of GitHub Actions, where nothing can be unset.
+
+    Raises:
+        UsageError: This is no such job.
+    """
+    file = job.get("GITHUB_ENV")
+    if not file:
+        raise UsageError(
+            "--github-env: GITHUB_ENV is not set, so this is no step of GitHub Actions",
+            hint="leave out --github-env, and paste the lines that are printed",
+        )
+    lines = [f"{name}={value}\n" for name, value in _filled(environment, archive)]
+    try:
+        with Path(file).open("a", encoding="utf-8") as stream:
+            stream.writelines(lines)
+    except OSError as failed:
+        raise UsageError(f"{file}: cannot be written: {failed.strerror}") from failed
+
+
+def _filled(environment: Mapping[str, str], archive: Path) -> Iterator[tuple[str, str]]:
+    for name, value in environment.items():
+        yield name, value.replace("{archive}", str(archive.absolute()))
+
+
 def _archive(entry: Entry, folder: Path, *, bundled: bool) -> list[Path]:
     if entry.artifact.archive is None:
         raise UsageError(
@@ -57,7 +95,7 @@ def _archive(entry: Entry, folder: Path, *, bundled: bool) -> list[Path]:
             )
         record, described_by = entry.artifact.bundled, store.BUNDLED_MANIFEST
     source = entry.folder / record.file_name
-    stem = record.file_name.removesuffix(".tar.zst")
+    stem = record.file_name.rpartition(".tar.")[0]
     archive, checksum = folder / record.file_name, folder / f"{record.file_name}.sha256"
     manifest = folder / f"{stem}.manifest.json"
     with (

@@ -34,7 +34,7 @@ def compare(entry: Entry, recorded: Recorded) -> str | None:
     The compressed bytes of an image are left out: they change with the engine's version.
     """
     artifact = entry.artifact
-    if artifact.archive and artifact.archive.sha256 != recorded.archive:
+    if artifact.archive and artifact.archive.identity != recorded.archive:
         here = store.file_digests(entry.folder)
         for path in sorted({*here, *recorded.files}):
             if here.get(path) != recorded.files.get(path):
@@ -42,7 +42,7 @@ def compare(entry: Entry, recorded: Recorded) -> str | None:
                     f"archive: {path}: expected sha256 {recorded.files.get(path, 'no such file')}, "
                     f"got {here.get(path, 'no such file')}"
                 )
-        return f"archive: expected sha256 {recorded.archive}, got {artifact.archive.sha256}"
+        return f"archive: expected sha256 {recorded.archive}, got {artifact.archive.identity}"
     for what, expected_sha256, packed in (
         ("bundled archive", recorded.bundled, artifact.bundled),
         ("tests", recorded.tests, artifact.tests),
@@ -67,10 +67,6 @@ def current_keys(project: Project, entries: Sequence[Entry]) -> set[str] | None:
     """
     keys: set[str] = set()
     for recipe in project.recipes.values():
-        try:
-            locks, recipe_lock = lock.require_fresh(recipe.containers, recipe)
-        except LockError:
-            return None
         built = {
             (one.targets, tuple(sorted(one.overridden.items())))
             for one in (entry.artifact for entry in entries)
@@ -78,13 +74,14 @@ def current_keys(project: Project, entries: Sequence[Entry]) -> set[str] | None:
         }
         # Its containers are of use whether or not it was built.
         for names, overridden in built or {(("gfx1201",), ())}:
-            made = plan.make(
-                recipe,
-                target.parse_target_set([",".join(names)]),
-                locks=locks,
-                recipe_lock=recipe_lock,
-                asked=_known(overridden, recipe.options),
-            )
+            targets = target.parse_target_set([",".join(names)])
+            asked = _known(overridden, recipe.options)
+            one = recipe.built_for(targets, asked)
+            try:
+                locks, recipe_lock = lock.require_fresh(one.containers, one)
+            except LockError:
+                return None
+            made = plan.make(one, targets, locks=locks, recipe_lock=recipe_lock, asked=asked)
             keys |= {made.key, *(layer.key for layer in made.layers)}
     return keys
 
@@ -122,7 +119,7 @@ def record(project: Project, entries: Sequence[Entry]) -> dict[str, list[str]]:
             key=artifact.key,
             config=artifact.image.config,
             layers=artifact.image.layers,
-            archive=artifact.archive.sha256 if artifact.archive else None,
+            archive=artifact.archive.identity if artifact.archive else None,
             files=store.file_digests(entry.folder) if artifact.archive else {},
             bundled=artifact.bundled.sha256 if artifact.bundled else None,
             tests=artifact.tests.sha256 if artifact.tests else None,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from rocbake import digest
 from rocbake.document import shown
 from rocbake.errors import LockError
-from rocbake.source import Deb, Sha256, Source
+from rocbake.source import Deb, Sha256, Source, Url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound="_Lock")
 NAME = "lock.json"
+_BESIDES = {"made_with", "recorded"}
 
 
 class _Model(BaseModel):
@@ -47,7 +48,9 @@ class Recorded(_Model):
     key: Sha256
     config: Annotated[str, Field(description="digest of the image's configuration")]
     layers: Annotated[tuple[str, ...], Field(description="diffIDs of the image")]
-    archive: Annotated[Sha256 | None, Field(description="SHA-256 of the .tar.zst")] = None
+    archive: Annotated[
+        Sha256 | None, Field(description="SHA-256 of the .tar.zst; of the tar in a .tar.gz")
+    ] = None
     files: Annotated[dict[str, str], Field(description="SHA-256 of each file in it")] = {}
     bundled: Annotated[
         Sha256 | None, Field(description="SHA-256 of the .tar.zst with ROCm's libraries")
@@ -61,7 +64,11 @@ class _Lock(_Model):
     @property
     def digest(self) -> str:
         """The SHA-256 of everything in here that decides about the bytes of a build."""
-        return digest.sha256_json(self.model_dump(mode="json", exclude={"made_with", "recorded"}))
+        return digest.sha256_json(self.model_dump(mode="json", exclude=_BESIDES))
+
+    def is_as(self, other: Self) -> bool:
+        """Tell whether two locks lock the same, whoever made them and whatever came of it."""
+        return self.model_dump(exclude=_BESIDES) == other.model_dump(exclude=_BESIDES)
 
 
 MadeWith = Annotated[
@@ -85,6 +92,18 @@ class ContainerLock(_Lock):
     made_with: MadeWith = {}
     recorded: RecordedByTag = {}
     packages: tuple[Deb, ...]
+    sources: Annotated[
+        tuple[Url, ...], Field(description="files recorded so far, of those that are wished for")
+    ] = ()
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what decides about the packages, here and in the layers above.
+
+        The files beside them are for some target sets and not for others: a layer names its own.
+        """
+        beside = dict.fromkeys(_BESIDES | {"sources"}, True) | {"wish": {"sources"}}
+        return digest.sha256_json(self.model_dump(mode="json", exclude=beside))
 
 
 class RecipeLock(_Lock):
@@ -95,21 +114,31 @@ class RecipeLock(_Lock):
     wish: dict[str, Any]
     made_with: MadeWith = {}
     recorded: RecordedByTag = {}
-    sources: tuple[Source, ...]
+    sources: Annotated[
+        tuple[Source, ...], Field(description="recorded so far, of those that are wished for")
+    ]
 
 
 def container_wish(container: Container) -> dict[str, Any]:
     """Return what a container's lock answers, its own and what it takes over from the root."""
-    return {
+    wish: dict[str, Any] = {
         "archive": container.archive.model_dump(mode="json"),
         "keyring": digest.sha256_file(container.keyring),
         "packages": sorted(set(container.file.packages)),
     }
+    if container.file.sources:
+        wish["sources"] = [one.model_dump(mode="json") for one in container.file.sources]
+    return wish
 
 
 def recipe_wish(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe's lock answers."""
-    return {"sources": [wish.model_dump(mode="json") for wish in recipe.file.sources]}
+    wish: dict[str, Any] = {
+        "sources": [wish.model_dump(mode="json") for wish in recipe.file.sources]
+    }
+    if recipe.file.bazel:
+        wish["bazel"] = recipe.file.bazel.model_dump(mode="json")
+    return wish
 
 
 def read_container(container: Container) -> ContainerLock:

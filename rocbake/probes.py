@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rocbake.gpu import Card, DeviceNode
     from rocbake.passthrough import Ended
-    from rocbake.recipe import SmokeCommand
+    from rocbake.smoke_wish import SmokeCommand
 
 # The program of the recipe of that name; it says in its README what it prints.
 HIP_PROBE = "hip-probe"

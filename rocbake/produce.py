@@ -5,22 +5,39 @@ What happens to them then - kept, compared, thrown away - is for others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocbake import archive, bake, digest, disk, engine, fetch, log, manifest, mirror, oci, rootfs
+from rocbake import (
+    archive,
+    bake,
+    bazel,
+    deps,
+    digest,
+    disk,
+    engine,
+    fetch,
+    log,
+    manifest,
+    mirror,
+    oci,
+    rootfs,
+)
 from rocbake import store as stores
 from rocbake.errors import BuildError
 from rocbake.store import ArchiveRecord, ImageRecord, TestsRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from rocbake.bazel import Remote
     from rocbake.manifest import Kind
     from rocbake.oci import Layout
     from rocbake.plan import Layer, Plan
@@ -76,37 +93,32 @@ def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Works
         FetchError: A source cannot be had.
         BuildError: A step failed, or the product may not be exported.
     """
-    engine.require_usable()
-    engine.reap()
-    disk.require_room(plan, store=workshop.store.root, cache=workshop.cache.root)
-    files = fetch.fetch(
-        plan.inputs,
-        cache=workshop.cache,
-        mirrors=mirror.load(),
-        snapshot=plan.snapshot,
-        offline=workshop.offline,
-        # Re-read, so that what goes into the build is what the lock names.
-        thorough=True,
-    )
-    work.mkdir()
     log_path = work / stores.LOG
-    root = plan.layers[0]
-    kept = work if workshop.fresh else workshop.cache.root / stores.ROOTFS
-    tar = rootfs.find(root, kept)
-    if tar is None:
-        with log.step(f"Making the root file system from {len(root.packages)} packages"):
-            tar = rootfs.keep(root, kept, files=files, log_path=log_path)
+    files, tar = gather(plan, work, workshop=workshop, log_path=log_path)
+    if plan.deps:
+        files[plan.deps.sha256] = deps.bring(
+            plan,
+            plan.deps,
+            work / "downloads",
+            files=files,
+            rootfs=tar,
+            workshop=workshop,
+            log_path=log_path,
+        )
     bake.lay_out(plan, workshop.project, work, files=files, rootfs=tar)
     bake_file = work / "bake.json"
-    description = bake.describe(
-        plan,
-        [layer.name for layer in exports],
-        jobs=workshop.jobs,
-        fresh=f" {uuid.uuid4()}" if workshop.fresh else "",
-    )
-    bake_file.write_text(json.dumps(description, indent=2) + "\n")
-    with log.step(f"Building {plan.name} for {','.join(plan.targets)}"):
-        engine.bake(bake_file, ["default"], log_path=log_path)
+    with _netrc(workshop.remote) as netrc:
+        description = bake.describe(
+            plan,
+            [layer.name for layer in exports],
+            jobs=workshop.jobs,
+            fresh=f" {uuid.uuid4()}" if workshop.fresh else "",
+            remote=workshop.remote,
+            netrc=netrc,
+        )
+        bake_file.write_text(json.dumps(description, indent=2) + "\n")
+        with log.step(f"Building {plan.name} for {','.join(plan.targets)}"):
+            engine.bake(bake_file, ["default"], log_path=log_path)
     folder = work / "product"
     wanted: list[Plan | Layer] = [*exports, plan]
     images = {
@@ -126,6 +138,61 @@ def produce(plan: Plan, exports: Sequence[Layer], work: Path, *, workshop: Works
         tests=_pack_tests(plan, work / "out" / bake.TESTS, place),
         log_path=log_path,
     )
+
+
+@contextlib.contextmanager
+def _netrc(remote: Remote | None) -> Iterator[Path | None]:
+    """Give a file with the logins for a remote cache, of the user's netrc, and take it away."""
+    user = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    text = bazel.credentials(remote, user) if remote else ""
+    if not text:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="rocbake-") as folder:
+        path = Path(folder) / "netrc"
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+def gather(
+    plan: Plan, work: Path, *, workshop: Workshop, log_path: Path
+) -> tuple[dict[str, Path], Path]:
+    """Bring every source but what Bazel downloads, and make the root file system.
+
+    Args:
+        plan: What is built.
+        work: An absent folder, which is made.
+        workshop: Where things are.
+        log_path: Where the output of programs goes.
+
+    Returns:
+        Where each source is, by SHA-256, and the root file system as a tar.
+
+    Raises:
+        EngineError: The engine cannot build, or there is too little room.
+        FetchError: A source cannot be had.
+    """
+    engine.require_usable()
+    engine.reap()
+    disk.require_room(plan, store=workshop.store.root, cache=workshop.cache.root)
+    files = fetch.fetch(
+        plan.inputs,
+        cache=workshop.cache,
+        mirrors=mirror.load(),
+        snapshot=plan.snapshot,
+        offline=workshop.offline,
+        # Re-read, so that what goes into the build is what the lock names.
+        thorough=True,
+    )
+    work.mkdir()
+    root = plan.layers[0]
+    kept = work if workshop.fresh else workshop.cache.root / stores.ROOTFS
+    tar = rootfs.find(root, kept)
+    if tar is None:
+        with log.step(f"Making the root file system from {len(root.packages)} packages"):
+            tar = rootfs.keep(root, kept, files=files, log_path=log_path)
+    return files, tar
 
 
 def _collect_image(name: str, work: Path, folder: Path, log_path: Path, *, epoch: int) -> Layout:
@@ -157,14 +224,14 @@ def _merge(dist: Path, bundle: Path, folder: Path) -> Path:
 def _pack(plan: Plan, root: Path, place: Path, *, kind: Kind) -> ArchiveRecord:
     """Read the product, and pack it with its manifest, which lies beside the archive, too."""
     data = manifest.make(root, plan, kind=kind).to_json()
-    stem, beside = plan.stem, stores.MANIFEST
+    file_name, prefix, beside = plan.archive_name, plan.archive_folder, stores.MANIFEST
     if kind == "bundled":
-        stem, beside = f"{stem}-bundled", stores.BUNDLED_MANIFEST
+        prefix, beside = f"{plan.stem}-bundled", stores.BUNDLED_MANIFEST
+        file_name = f"{prefix}.tar.zst"
     (root / stores.MANIFEST).write_bytes(data)
     (place / beside).write_bytes(data)
-    file_name = f"{stem}.tar.zst"
     with log.step(f"Packing {file_name}"):
-        packed = archive.write_archive(root, place / file_name, prefix=stem, epoch=plan.epoch)
+        packed = archive.write_archive(root, place / file_name, prefix=prefix, epoch=plan.epoch)
     return ArchiveRecord(
         file_name=file_name,
         sha256=packed.sha256,

@@ -3,137 +3,52 @@
 from __future__ import annotations
 
 import difflib
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
     StringConstraints,
-    Tag,
-    model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from rocbake import dockerfile, document, option
-from rocbake.container import Container, Name, Version, check_name
+from rocbake.bazel import BazelWish
+from rocbake.container import Container, Name, Provider, Version, check_name
 from rocbake.document import Document, DocumentError, Problem
-from rocbake.kernel import KernelTest
 from rocbake.option import Option
+from rocbake.smoke_wish import Smoke
+from rocbake.wish import PypiWish, SourceWish, UrlWish
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-_KINDS = ("url", "git", "pypi")
-_HttpUrl = Annotated[str, StringConstraints(pattern=r"^(https?|file)://[^\s@]+$")]
-_Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+    from rocbake.target import TargetSet
 
 
 class _Wish(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class UrlWish(_Wish):
-    """A file to download."""
+class RocmWish(_Wish):
+    """Whose ROCm a product can be built with."""
 
-    url: _HttpUrl
-
-
-class GitWish(_Wish):
-    """The tree of one commit; a branch or a tag can move, so neither is taken."""
-
-    git: _HttpUrl
-    commit: _Commit
+    provider: Provider
+    because: str = Field(min_length=1, description="why no other, for messages")
 
 
-class PypiWish(_Wish):
-    """A file of a project on a Python package index; the source distribution unless named."""
+class ArchiveWish(_Wish):
+    """How the archive is called, for consumers that go by its name."""
 
-    pypi: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
-    version: Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.+!_-]+$")]
-    file: str | None = None
-
-
-def _kind(value: object) -> str | None:
-    if isinstance(value, BaseModel):
-        value = value.model_dump()
-    named = [kind for kind in _KINDS if isinstance(value, dict) and kind in value]
-    return named[0] if named else None
-
-
-SourceWish = Annotated[
-    Annotated[UrlWish, Tag("url")]
-    | Annotated[GitWish, Tag("git")]
-    | Annotated[PypiWish, Tag("pypi")],
-    Discriminator(
-        _kind,
-        custom_error_type="source_without_kind",
-        custom_error_message="a source is named by one of the keys url, git or pypi",
-    ),
-]
-
-
-def _check_pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as wrong:
-        raise PydanticCustomError(
-            "pattern", "not a regular expression: {why}", {"why": str(wrong)}
-        ) from wrong
-    return text
-
-
-_Pattern = Annotated[str, Field(min_length=1), AfterValidator(_check_pattern)]
-_Words = tuple[Annotated[str, Field(min_length=1)], ...]
-
-
-class SmokeCommand(_Wish):
-    """A command that shows that the product works, and on what."""
-
-    name: Name = Field(description="what it is called in reports")
-    run: _Words = Field(
-        default=(),
-        description="program and arguments, which no shell reads; "
-        "left out for what computes on the processor alone",
-    )
-    gpu: _Pattern | None = Field(
-        default=None,
-        description="regular expression for what is printed only where the GPU computed, with "
-        "'run'; without it, nothing would tell a result of the GPU from one of the processor",
-    )
-    expect: _Pattern | None = Field(
-        default=None, description="regular expression for the result that must be printed"
-    )
-    refuse: tuple[_Pattern, ...] = Field(
-        default=(), description="regular expressions for what must not be printed"
-    )
-    host: _Words = Field(
-        default=(), description="the same on the processor; left out where there is no such thing"
-    )
-    seconds: int = Field(default=120, ge=1, le=86400, description="time limit")
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> SmokeCommand:
-        if bool(self.run) != bool(self.gpu):
-            raise PydanticCustomError("smoke_command", "'run' and 'gpu' go together")
-        if not self.run and not self.host:
-            raise PydanticCustomError("smoke_command", "neither 'run' nor 'host': nothing to run")
-        return self
-
-
-class Smoke(_Wish):
-    """How a product is tried."""
-
-    commands: tuple[SmokeCommand, ...] = Field(
-        default=(), description="run in the image, after hip-probe, in this order"
-    )
-    kernels: tuple[KernelTest, ...] = Field(
-        default=(), description="kernels out of the archive that an emulator can run"
+    name: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+-]|\{version\})*\.tar\.(zst|gz)$"),
+    ] = Field(description="file name; `{version}` stands for the recipe's version")
+    folder: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = Field(
+        description="the one folder that everything in it lies in"
     )
 
 
@@ -148,7 +63,31 @@ class RecipeFile(BaseModel):
     version: Version = Field(description="version of the product, kept as text")
     default: bool = Field(default=True, description="whether it is taken where none is named")
     sdk: Name = Field(description="container that build.sh runs in")
+    sdk_where: dict[
+        Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*=[a-z0-9.]+$")], Name
+    ] = Field(
+        default={},
+        description="by `option=value` of an option of its own, the container in place of `sdk`",
+    )
     runtime: Name = Field(description="container that the image starts from")
+    rocm: RocmWish | None = Field(
+        default=None, description="whose ROCm it must be; any if not given"
+    )
+    bazel: BazelWish | None = Field(
+        default=None, description="what Bazel is told, where it builds the product"
+    )
+    archive: ArchiveWish | None = Field(
+        default=None,
+        description="how the archive is called; by all that tells it from others if not given",
+    )
+    environment: dict[
+        Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")],
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/._+{}-]*$")],
+    ] = Field(
+        default={},
+        description="what tells a consumer's build of the exported archive, whose path "
+        "`{archive}` stands for; a variable that must not be set is empty",
+    )
     sources: tuple[SourceWish, ...] = Field(
         default=(), description="input files, found below /rocbake/sources while building"
     )
@@ -167,6 +106,7 @@ class Recipe:
     file: RecipeFile
     sdk: Container
     runtime: Container
+    sdk_where: Mapping[str, Container] = field(default_factory=dict)
 
     @property
     def containers(self) -> tuple[Container, ...]:
@@ -177,6 +117,23 @@ class Recipe:
     def options(self) -> dict[str, Option]:
         """What it can be built with, by name: its SDK's options, and its own."""
         return self.sdk.options | self.file.options
+
+    @property
+    def rocm(self) -> str | None:
+        """The ROCm release that it is built with and runs on."""
+        return self.runtime.rocm
+
+    def built_for(self, targets: TargetSet, asked: Mapping[str, str]) -> Recipe:
+        """Return this recipe with the SDK that its own options choose.
+
+        Raises:
+            UsageError: A value that is asked for is none of the option's.
+        """
+        choices = option.resolve(self.file.options, targets, asked)
+        chosen = {f"{name}={choice.value}" for name, choice in choices.items()}
+        return next(
+            (replace(self, sdk=one) for word, one in self.sdk_where.items() if word in chosen), self
+        )
 
     def files(self) -> list[Path]:
         """Return what the build may see, relative to the folder, sorted.
@@ -226,6 +183,7 @@ def load_all(root: Path, containers: dict[str, Container] | None) -> dict[str, R
             file=read.value,
             sdk=containers[read.value.sdk],
             runtime=containers[read.value.runtime],
+            sdk_where={word: containers[name] for word, name in read.value.sdk_where.items()},
         )
         problems += dockerfile.problems(
             path.parent / "Dockerfile", contexts=("runtime", "dist", "bundle")
@@ -234,6 +192,12 @@ def load_all(root: Path, containers: dict[str, Container] | None) -> dict[str, R
         problems += dockerfile.problems(
             root / "recipes" / "Dockerfile",
             contexts=("sdk", "runtime", "recipe", "sources", "tools"),
+        )
+    if any(one.file.bazel for one in recipes.values()):
+        problems += dockerfile.problems(
+            root / "recipes" / "bazel.Dockerfile",
+            contexts=("sdk", "runtime", "recipe", "sources", "tools", "built"),
+            online=("downloading", "building-remotely"),
         )
     if problems:
         raise DocumentError(problems)
@@ -251,25 +215,60 @@ def _check(here: Document[RecipeFile], containers: dict[str, Container] | None) 
     ]
     found += _check_file_names(here)
     found += _check_smoke_names(here)
+    found += [
+        here.problem(
+            f"sdk_where.{word}: no option of this recipe has that value", "sdk_where", word
+        )
+        for word in file.sdk_where
+        if not _is_possible(word, file.options)
+    ]
     if containers is None:
         return found
     if folder.name in containers:
         what = f"the name {folder.name!r} is a container's already; images share one space"
         found.append(here.problem(what))
-    for key in ("sdk", "runtime"):
-        name = getattr(file, key)
+    named: list[tuple[tuple[str, ...], str]] = [
+        (("sdk",), file.sdk),
+        *((("sdk_where", word), name) for word, name in file.sdk_where.items()),
+        (("runtime",), file.runtime),
+    ]
+    for key, name in named:
         if name not in containers:
             near = difflib.get_close_matches(name, containers, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(containers)}"
-            found.append(here.problem(f"{key}: there is no container {name!r}; {advice}", key))
+            what = f"{'.'.join(key)}: there is no container {name!r}; {advice}"
+            found.append(here.problem(what, *key))
     if file.sdk in containers:
         taken = {name: one.name for one in containers[file.sdk].chain for name in one.file.options}
         found += option.problems(here, file.options, taken=taken)
-    if not found:
-        sdk, runtime = containers[file.sdk], containers[file.runtime]
-        if sdk.rocm != runtime.rocm:
-            what = f"{sdk.name} has ROCm {sdk.rocm}, but runtime {runtime.name} has {runtime.rocm}"
-            found.append(here.problem(f"sdk {what}", "sdk"))
+    return found or _check_rocm(here, containers)
+
+
+def _is_possible(word: str, options: Mapping[str, Option]) -> bool:
+    """Tell whether an option can have the value that `option=value` says."""
+    name, _, value = word.partition("=")
+    return name in options and value in options[name].values
+
+
+def _check_rocm(here: Document[RecipeFile], containers: dict[str, Container]) -> list[Problem]:
+    """Tell where a product would be built with one ROCm and run on another, or on a wrong one."""
+    file, runtime = here.value, containers[here.value.runtime]
+    # An SDK without any is given the runtime's.
+    found = [
+        here.problem(
+            f"sdk {name} has ROCm {containers[name].rocm}, "
+            f"but runtime {runtime.name} has {runtime.rocm}",
+            "sdk",
+        )
+        for name in (file.sdk, *file.sdk_where.values())
+        if containers[name].rocm not in (None, runtime.rocm)
+    ]
+    if file.rocm and runtime.provider != file.rocm.provider:
+        what = (
+            f"runtime: {runtime.name} has ROCm of provider {runtime.provider}, and "
+            f"{here.path.parent.name} takes {file.rocm.provider}'s alone: {file.rocm.because}"
+        )
+        found.append(here.problem(what, "runtime"))
     return found
 
 

@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from rocbake.retry import DownloadError
 
 
-def lock_url(url: str, *, cache: Cache, file_name: str | None = None) -> Url:
-    """Download an address, whatever it holds, and record it.
+def lock_url(
+    url: str, *, cache: Cache, sha256: str | None = None, file_name: str | None = None
+) -> Url:
+    """Download an address and record what it holds.
 
     Args:
         url: An http, https or file address.
         cache: Where the file goes.
+        sha256: What it must be; None takes whatever is there.
         file_name: What to call it; None takes the last part of the address.
 
     Raises:
         LockError: The address ends in nothing that could be the file's name.
-        FetchError: The download failed, or the cache cannot be written.
+        FetchError: The download failed, gave something else, or the cache cannot be written.
     """
     name = file_name if file_name is not None else unquote(urlsplit(url).path.rpartition("/")[2])
     try:
@@ -44,8 +47,8 @@ def lock_url(url: str, *, cache: Cache, file_name: str | None = None) -> Url:
             f"{redact(url)}: a generated archive? Its bytes may change; a release file or a git "
             "source does not"
         )
-    sha256, size = _download(url, cache=cache)
-    return Url(sha256=sha256, size=size, url=url, file_name=name)
+    found, size = _download(url, cache=cache, sha256=sha256)
+    return Url(sha256=found, size=size, url=url, file_name=name)
 
 
 def lock_git(url: str, commit: str, *, cache: Cache, mirrors: Mirrors) -> Git:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from typing import TYPE_CHECKING, Self
 
-from rocbake import apt, engine, lock, log, mirror, record
+from rocbake import apt, engine, lock, log, mirror, record, wish
 from rocbake.document import shown
-from rocbake.errors import EngineError, LockError, UsageError
+from rocbake.errors import EngineError, FetchError, LockError, UsageError
 from rocbake.lock import ContainerLock, RecipeLock, SuiteLock
-from rocbake.recipe import GitWish, PypiWish, Recipe, UrlWish
+from rocbake.recipe import Recipe
+from rocbake.source import Deps, Url
+from rocbake.wish import GitWish, LayerWish, PypiWish, UrlWish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from rocbake.container import Archive, Container
     from rocbake.mirror import Mirrors
     from rocbake.project import Project
-    from rocbake.recipe import SourceWish
     from rocbake.source import Deb, Source
+    from rocbake.target import TargetSet
+    from rocbake.wish import SourceWish
 
 
 @dataclass
@@ -38,13 +41,32 @@ class Change:
 class Resolver:
     """Makes the locks of a project, each archive's indices fetched once."""
 
-    def __init__(self, project: Project, *, cache: Cache, mirrors: Mirrors) -> None:
+    def __init__(
+        self,
+        project: Project,
+        *,
+        cache: Cache,
+        mirrors: Mirrors,
+        targets: Sequence[TargetSet] = (),
+    ) -> None:
+        """Prepare to make locks.
+
+        Args:
+            project: Whose locks.
+            cache: Where sources go.
+            mirrors: Where they come from.
+            targets: Target sets whose own files are recorded; those of others stay as they are,
+                because each is gigabytes.
+        """
         self._project = project
+        self._targets = targets
         self._cache = cache
         self._mirrors = mirrors
         self._stack = contextlib.ExitStack()
         self._indices: dict[tuple[str, Archive], apt.Indices] = {}
         self._made_with: dict[str, str] = {}
+        # What could not be had, by the name of what is locked.
+        self.unreached: dict[str, list[FetchError]] = {}
 
     def __enter__(self) -> Self:
         self._stack.__enter__()
@@ -63,7 +85,8 @@ class Resolver:
         Raises:
             UsageError: A name is neither a container's nor a recipe's.
             LockError: A wish cannot be answered.
-            FetchError: No mirror answers, or a source cannot be had.
+            FetchError: No mirror answers. A source that cannot be had is no error here: the lock
+                is made without it, or with what it said of it before; see `unreached`.
         """
         known = [*self._project.containers, *self._project.recipes]
         unknown = [name for name in names if name not in known]
@@ -102,6 +125,7 @@ class Resolver:
             container.file.packages, installed=installed, essential=container.parent is None
         )
         _require_rocm(container, [*installed, *packages])
+        sources = self._sources(container, container.file.sources)
         return ContainerLock(
             wish=lock.container_wish(container),
             parent=below[-1].digest if below else None,
@@ -119,26 +143,53 @@ class Resolver:
                 for release in releases
             ),
             packages=tuple(packages),
+            sources=tuple(one for one in sources if isinstance(one, Url)),
             made_with=self._versions(),
         )
 
     def _recipe(self, recipe: Recipe) -> RecipeLock:
-        return RecipeLock(
-            wish=lock.recipe_wish(recipe),
-            sources=tuple(self._source(wish) for wish in recipe.file.sources),
-            made_with={},
-        )
+        wanted = lock.recipe_wish(recipe)
+        sources = self._sources(recipe, recipe.file.sources)
+        old = _old(recipe)
+        if old and old.wish == wanted:
+            # Bazel finds out what it downloads when it is run; that is recorded by itself.
+            sources += [one for one in old.sources if isinstance(one, Deps)]
+        return RecipeLock(wish=wanted, sources=tuple(sources), made_with={})
 
-    def _source(self, wish: SourceWish) -> Source:
-        match wish:
+    def _sources(
+        self, owner: Container | Recipe, wishes: Sequence[SourceWish | LayerWish]
+    ) -> list[Source]:
+        """Record what is wished for and can be had; what was recorded of the rest stays."""
+        old = _old(owner)
+        known = wish.answers(wishes, old.sources if old else ())
+        found: list[Source | None] = []
+        for one, before in zip(wishes, known, strict=True):
+            if isinstance(one, LayerWish) and one.targets and not self._is_asked_for(one):
+                found.append(before)
+                continue
+            try:
+                found.append(self._source(one))
+            except FetchError as failed:
+                found.append(before)
+                if before is None:
+                    self.unreached.setdefault(owner.name, []).append(failed)
+                else:
+                    log.warn(f"{failed}\n  what the lock says of it stays")
+        return [one for one in found if one is not None]
+
+    def _is_asked_for(self, one: LayerWish) -> bool:
+        return any(one.is_for(targets) for targets in self._targets)
+
+    def _source(self, one: SourceWish | LayerWish) -> Source:
+        match one:
             case UrlWish():
-                return record.lock_url(wish.url, cache=self._cache)
+                return record.lock_url(one.url, cache=self._cache, sha256=one.sha256)
             case GitWish():
                 return record.lock_git(
-                    wish.git, wish.commit, cache=self._cache, mirrors=self._mirrors
+                    one.git, one.commit, cache=self._cache, mirrors=self._mirrors
                 )
             case PypiWish():
-                return record.lock_pypi(wish.pypi, wish.version, wish.file, cache=self._cache)
+                return record.lock_pypi(one.pypi, one.version, one.file, cache=self._cache)
 
     def _open(self, container: Container) -> apt.Indices:
         key = (str(container.keyring), container.archive)
@@ -171,7 +222,7 @@ class Resolver:
 def _require_rocm(container: Container, packages: list[Deb]) -> None:
     """Refuse a closure whose HIP runtime is not of the ROCm release that was asked for."""
     wanted = container.rocm
-    if wanted is None:
+    if wanted is None or container.provider != "debian":
         return
     runtimes = [deb for deb in packages if deb.name.startswith("libamdhip64-")]
     found = sorted({deb.version for deb in runtimes})
@@ -193,7 +244,7 @@ def _change(owner: Container | Recipe, new: ContainerLock | RecipeLock) -> Chang
     except LockError:
         change.lines.append("was unreadable")
         return change
-    if old.digest == new.digest:
+    if old.is_as(new):  # type: ignore[arg-type]  # of one owner, so of one kind
         return change
     before, after = _entries(old), _entries(new)
     change.lines += [f"- {label}" for label in before if label not in after]
@@ -203,10 +254,18 @@ def _change(owner: Container | Recipe, new: ContainerLock | RecipeLock) -> Chang
     return change
 
 
+def _old(owner: Container | Recipe) -> ContainerLock | RecipeLock | None:
+    """Return the lock that is there, if it can be read."""
+    with contextlib.suppress(LockError):
+        return _read(owner)
+    return None
+
+
 def _read(owner: Container | Recipe) -> ContainerLock | RecipeLock:
     return lock.read_recipe(owner) if isinstance(owner, Recipe) else lock.read_container(owner)
 
 
 def _entries(one: ContainerLock | RecipeLock) -> list[str]:
-    sources = one.packages if isinstance(one, ContainerLock) else one.sources
+    packages = one.packages if isinstance(one, ContainerLock) else ()
+    sources: tuple[Source, ...] = (*packages, *one.sources)
     return [f"{source.label} {source.sha256[:12]}" for source in sources]

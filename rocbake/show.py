@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rocbake import passthrough, store, target
+from rocbake import bazel, passthrough, store, target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from rocbake.bazel import BazelWish
     from rocbake.build import Outcome
     from rocbake.cache import Cache
     from rocbake.clean import Leftover
@@ -89,7 +90,7 @@ def plans(
         as_json: Print the plans themselves.
     """
     if as_json:
-        _print_json([one.model_dump(mode="json", by_alias=True) for one in made])
+        _print_json([_plan(one) for one in made])
         return
     console = _console()
     for one, reasons in zip(made, choices, strict=True):
@@ -114,7 +115,33 @@ def plans(
                 + (f" on {layer.parent}" if layer.parent else "")
             )
         console.print(f"  {'reused' if there else 'built':8} {one.reference}   on {one.runtime}")
-        console.print(f"  {'reused' if there else 'packed':8} {one.stem}.tar.zst")
+        console.print(f"  {'reused' if there else 'packed':8} {one.archive_name}")
+        if one.bazel:
+            _bazel(console, one.bazel, one.targets)
+        for number, label in enumerate(
+            label for labels in one.missing.values() for label in labels
+        ):
+            console.print(Text(f"  {'' if number else 'missing':8} {label}"))
+
+
+def _plan(one: Plan) -> dict[str, object]:
+    """Return a plan as JSON, with the command lines that its recipe's words give."""
+    told: dict[str, object] = one.model_dump(mode="json", by_alias=True)
+    if one.bazel:
+        told["bazel_build"] = [asdict(word) for word in bazel.command_line(one.bazel, one.targets)]
+    return told
+
+
+def _bazel(console: Console, wish: BazelWish, targets: Sequence[str]) -> None:
+    """Print what Bazel is told: upstream's words in their lines, and why each other one is there."""
+    line = bazel.command_line(wish, targets)
+    upstream = [word.text for word in line if word.origin == "upstream"]
+    console.print(Text(f"  {'bazel':8} build {' '.join(upstream)}"))
+    for word in line:
+        if word.origin != "upstream":
+            console.print(
+                Text(f"           + {word.text}" + (f"   {word.why}" if word.why else ""))
+            )
 
 
 def outcomes(made: Sequence[Outcome], *, as_json: bool) -> None:

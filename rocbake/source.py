@@ -96,4 +96,16 @@ class Pypi(_Source):
         return f"{self.project} {self.version} ({self.file_name})"
 
 
-Source = Annotated[Deb | Url | Git | Pypi, Field(discriminator="kind")]
+class Deps(_Source):
+    """What Bazel downloads for a build, kept as a deterministic tar of its repository cache."""
+
+    kind: Literal["deps"] = "deps"
+    file_name: Literal["repository-cache.tar"] = "repository-cache.tar"
+
+    @property
+    def label(self) -> str:
+        """What to call it in a sentence."""
+        return "what Bazel downloads"
+
+
+Source = Annotated[Deb | Url | Git | Pypi | Deps, Field(discriminator="kind")]

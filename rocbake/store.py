@@ -63,6 +63,14 @@ class ArchiveRecord(_Model):
     tar_sha256: Annotated[Sha256, Field(description="of the tar inside, whatever the compression")]
     manifest_sha256: Annotated[Sha256, Field(description="of its manifest, which lies beside it")]
 
+    @property
+    def identity(self) -> str:
+        """The SHA-256 that every build of a plan gives: of a .tar.gz, that of the tar inside.
+
+        Pinned libzstd writes the same bytes everywhere; deflate is what the machine has.
+        """
+        return self.tar_sha256 if self.file_name.endswith(".gz") else self.sha256
+
 
 class TestsRecord(_Model):
     """The tar of what only an artifact's tests need: programs, models, recordings."""

@@ -158,7 +158,7 @@ def _diffoscope(archives: Sequence[Path], unpacked: Path, path: str) -> str | No
     for number, packed in enumerate(archives):
         side = unpacked / str(number)
         archive.unpack(packed, side)
-        stem = packed.name.removesuffix(".tar.zst")
+        stem = packed.name.rpartition(".tar.")[0]
         sides.append(side / stem / path)
     result = run.run(
         ["diffoscope", "--text", "-", *sides], timeout=_DIFFOSCOPE_SECONDS, check=False

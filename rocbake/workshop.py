@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rocbake.asked import number
 
 if TYPE_CHECKING:
+    from rocbake.bazel import Remote
     from rocbake.cache import Cache
     from rocbake.project import Project
     from rocbake.store import Store
@@ -26,6 +27,7 @@ class Workshop:
         offline: Use the cache alone.
         fresh: From nothing: no cached layer, no kept root file system, no compiled object.
         jobs: How many compilers may run at once; what there is room for if None.
+        remote: Bazel's remote cache and executor, for recipes that Bazel builds.
     """
 
     project: Project
@@ -34,6 +36,7 @@ class Workshop:
     offline: bool = False
     fresh: bool = False
     jobs: int | None = None
+    remote: Remote | None = None
 
 
 def parse_jobs(text: str | None) -> int | None:

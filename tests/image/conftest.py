@@ -16,7 +16,7 @@ import testinfra
 
 from rocbake import engine, oci
 from rocbake.plan import Layer, Plan
-from rocbake.recipe import SmokeCommand
+from rocbake.smoke_wish import SmokeCommand
 from rocbake.store import BUNDLED_MANIFEST
 
 STRANGER = 12345

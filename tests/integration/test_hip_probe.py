@@ -85,7 +85,7 @@ def test_the_probe_needs_no_user_of_the_image(here):
 def test_the_archive_is_exported_with_its_checksum(here, tmp_path):
     built = build(here, "gfx1201")["gfx1201"]
 
-    here.invoke("export", "--target", "gfx1201", "--recipe", "hip-probe", "--to", str(tmp_path))
+    here.invoke("export", "--target", "gfx1201", "--recipe", "hip-probe", "--into", str(tmp_path))
 
     name = built["archive"]["file_name"]
     assert (tmp_path / f"{name}.sha256").read_text() == f"{built['archive']['sha256']}  {name}\n"

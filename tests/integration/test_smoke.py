@@ -12,7 +12,7 @@ from rocbake import engine, gpu, oci, passthrough, probes, smoke, store
 from rocbake.errors import EngineError, FitError
 from rocbake.passthrough import Wish
 from rocbake.project import load
-from rocbake.recipe import SmokeCommand
+from rocbake.smoke_wish import SmokeCommand
 from rocbake.store import Store
 
 pytestmark = [

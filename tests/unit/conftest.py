@@ -3,15 +3,18 @@
 import contextlib
 import hashlib
 import http.server
+import importlib
 import io
 import itertools
 import json
 import shutil
 import socket
 import struct
+import sys
 import tarfile
 import threading
 import time
+import types
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -271,8 +274,12 @@ class Checkout:
             found[source.sha256] = path
         return found
 
-    def lock(self):
-        """Write the locks that answer the wishes as they are."""
+    def _urls(self, wishes, unrecorded):
+        urls = [wish.url for wish in wishes if wish.url not in unrecorded]
+        return [Url(url=url, file_name=url.rpartition("/")[2], **self.source(url)) for url in urls]
+
+    def lock(self, *, unrecorded=()):
+        """Write the locks that answer the wishes as they are, but for some addresses."""
         loaded = self.load()
         locks = {}
         for container in loaded.containers.values():
@@ -301,13 +308,11 @@ class Checkout:
                     )
                     for name, version in _PACKAGES.get(container.name, [])
                 ],
+                sources=self._urls(container.file.sources, unrecorded),
             )
             lock.write(locks[container.name], container.folder)
         for recipe in loaded.recipes.values():
-            wishes = [wish.url for wish in recipe.file.sources]
-            sources = [
-                Url(url=url, file_name=url.rpartition("/")[2], **self.source(url)) for url in wishes
-            ]
+            sources = self._urls(recipe.file.sources, unrecorded)
             made = lock.RecipeLock(wish=lock.recipe_wish(recipe), sources=sources)
             lock.write(made, recipe.folder)
         return loaded
@@ -315,8 +320,9 @@ class Checkout:
     def plan(self, *targets, recipe="tool", **asked):
         """Resolve a recipe for a target set, from what is on disk now."""
         found = self.load().recipes[recipe]
-        locks, recipe_lock = lock.require_fresh(found.containers, found)
         wanted = target.parse_target_set(targets or ["gfx1201"])
+        chosen = found.built_for(wanted, asked)
+        locks, recipe_lock = lock.require_fresh(chosen.containers, chosen)
         return plan.make(found, wanted, locks=locks, recipe_lock=recipe_lock, asked=asked)
 
 
@@ -344,6 +350,34 @@ def own_checkout(checkout, tmp_path, monkeypatch):
 @pytest.fixture
 def make_checkout():
     return Checkout
+
+
+# Tools that containers hand to recipes
+
+
+class Tools(types.SimpleNamespace):
+    """The modules of one container's tools/, which find each other and those of no other."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        names = [path.stem for path in folder.glob("*.py")]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(folder)
+            for name in names:
+                patch.delitem(sys.modules, name, raising=False)
+            super().__init__(**{name: importlib.import_module(name) for name in names})
+            for name in names:
+                sys.modules.pop(name)
+
+
+@pytest.fixture(scope="session")
+def ggml_tools():
+    return Tools(project.ROOT / "containers" / "ggml" / "tools")
+
+
+@pytest.fixture(scope="session")
+def bazel_tools():
+    return Tools(project.ROOT / "containers" / "openxla-host" / "tools")
 
 
 # Images

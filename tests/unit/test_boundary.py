@@ -110,7 +110,7 @@ def test_unknown_option_is_refused(invoke, calls, words):
         ("lock", "--name"),
         ("lock", "--name", "--check"),
         ("fetch", "--recipe"),
-        ("export", "--target", "gfx1201", "--to"),
+        ("export", "--target", "gfx1201", "--into"),
     ],
 )
 def test_option_without_its_value_is_refused(invoke, calls, words):
@@ -140,7 +140,7 @@ def test_verbs_without_options_take_everything(invoke, calls):
     invoke("lock")
     invoke("fetch")
 
-    assert [(name, words) for name, words, _ in calls] == [("lock", ([],)), ("fetch", ([],))]
+    assert [(name, words) for name, words, _ in calls] == [("lock", ([], [])), ("fetch", ([],))]
 
 
 # --dry

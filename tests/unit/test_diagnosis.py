@@ -192,6 +192,59 @@ def test_the_command_to_try_is_the_one_that_was_typed(typed, words, expected):
             "crashed",
             "same command again",
         ),
+        (
+            (
+                "ERROR: undeclared inclusion(s) in rule '//xla:x': this rule is missing dependency "
+                "declarations for the following files included by 'x.cc':"
+            ),
+            "a link stands on the way",
+            "readlink -f",
+        ),
+        ("absolute path inclusion(s) found in rule '@llvm//:x':", "a link stands", "ROCM_PATH"),
+        ("ROCm Configuration Error: Cannot find rocm library MIOpen", "lacks a part", "preflight"),
+        ('ERROR: MIOpen version file "None" not found', "lacks a part", "preflight"),
+        (
+            "ROCm version file not found in ['include/rocm-core/rocm_version.h']",
+            "lacks a part",
+            "name all that is missing",
+        ),
+        ("ld.lld: error: unable to find library -lnuma", "linker name", "libnuma-dev"),
+        (
+            "gcc: error: unrecognized command-line option '-Qunused-arguments'",
+            "Clang 18 as its host compiler",
+            "--repo_env=CC=clang",
+        ),
+        (
+            "ERROR: Config value 'rocm' is not defined in any .rc file",
+            "not of one age",
+            "recipe.yaml",
+        ),
+        (
+            'src/main/tools/linux-sandbox-pid1.cc:270: "mount": Operation not permitted',
+            "sandbox wants to mount",
+            "--spawn_strategy=local",
+        ),
+        (
+            f"Error downloading [https://x/1]: Checksum was {'a' * 64} but wanted {'b' * 64}",
+            "other bytes than the source names",
+            "ROCBAKE_MIRRORS",
+        ),
+        (
+            "Failed to download repository @x: download is disabled.",
+            "locked downloads do not hold",
+            "invoke lock --name",
+        ),
+        (
+            "Server terminated abruptly (error code: 14, error message: '', log file: '/jvm.out')",
+            "for want of memory",
+            "--jobs",
+        ),
+        # Clang 18.1.8 with GCC 16.2's headers.
+        (
+            "/usr/lib/gcc/x86_64-linux-gnu/16/../include/c++/16/bits/stl_iterator.h:13:1: error: x",
+            "newer than it can read",
+            "--gcc-install-dir=",
+        ),
     ],
 )
 def test_known_causes_are_told(typed, line, sentence, remedy):

@@ -8,6 +8,7 @@ import yaml
 
 import tasks
 from rocbake import (
+    bazel,
     container,
     errors,
     kernel,
@@ -18,9 +19,11 @@ from rocbake import (
     project,
     recipe,
     report,
+    smoke_wish,
     source,
     store,
     target,
+    wish,
 )
 
 ROOT = project.ROOT
@@ -43,16 +46,20 @@ ENDED_FROM_OUTSIDE = {130, 141, 143}
 # Each table of fields in docs/formats.md, by its heading, and the model it is about.
 MODELS = {
     "container.yaml": container.ContainerFile,
+    "file of a container": wish.LayerWish,
     "archive": container.Archive,
     "suite": container.Suite,
     "recipe.yaml": recipe.RecipeFile,
-    "source: url": recipe.UrlWish,
-    "source: git": recipe.GitWish,
-    "source: pypi": recipe.PypiWish,
+    "rocm": recipe.RocmWish,
+    "bazel": bazel.BazelWish,
+    "name of an archive": recipe.ArchiveWish,
+    "source: url": wish.UrlWish,
+    "source: git": wish.GitWish,
+    "source: pypi": wish.PypiWish,
     "option": option.Option,
     "rule": option.Rule,
-    "smoke": recipe.Smoke,
-    "smoke command": recipe.SmokeCommand,
+    "smoke": smoke_wish.Smoke,
+    "smoke command": smoke_wish.SmokeCommand,
     "kernel": kernel.KernelTest,
     "argument": kernel.Argument,
     "expect": kernel.Expect,
@@ -64,6 +71,7 @@ MODELS = {
     "locked url": source.Url,
     "locked git": source.Git,
     "locked pypi": source.Pypi,
+    "locked deps": source.Deps,
     "Plan": plan.Plan,
     "layer": plan.Layer,
     "manifest.json": manifest.Manifest,

@@ -1,6 +1,5 @@
 """What containers/ggml hands to recipes: the checks before a build takes its half hour."""
 
-import importlib
 import os
 import struct
 import subprocess
@@ -12,34 +11,29 @@ import pytest
 TOOLS = Path(__file__).parents[2] / "containers" / "ggml" / "tools"
 
 
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    monkeypatch.syspath_prepend(TOOLS)
+@pytest.fixture
+def configure(ggml_tools):
+    return ggml_tools.configure
 
 
 @pytest.fixture
-def configure():
-    return importlib.import_module("configure")
+def toolchain(ggml_tools):
+    return ggml_tools.toolchain
 
 
 @pytest.fixture
-def toolchain():
-    return importlib.import_module("toolchain")
+def bundle(ggml_tools):
+    return ggml_tools.bundle
 
 
 @pytest.fixture
-def bundle():
-    return importlib.import_module("bundle")
+def launcher(ggml_tools):
+    return ggml_tools.launcher
 
 
 @pytest.fixture
-def launcher():
-    return importlib.import_module("launcher")
-
-
-@pytest.fixture
-def preflight():
-    return importlib.import_module("preflight")
+def preflight(ggml_tools):
+    return ggml_tools.preflight
 
 
 CMAKE_SAYS = """\

@@ -10,7 +10,7 @@ import pytest
 from rocbake import probes
 from rocbake.gpu import Card, DeviceNode, NodeKind
 from rocbake.passthrough import Ended
-from rocbake.recipe import SmokeCommand
+from rocbake.smoke_wish import SmokeCommand
 
 KFD = DeviceNode("/dev/kfd", NodeKind.CHARACTER, 0o660, 0, 992, 235, 0)
 RENDER = DeviceNode("/dev/dri/renderD128", NodeKind.CHARACTER, 0o660, 0, 992, 226, 128)

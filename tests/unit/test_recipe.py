@@ -5,7 +5,7 @@ import pytest
 
 from rocbake import container, recipe
 from rocbake.document import DocumentError
-from rocbake.recipe import GitWish, PypiWish, UrlWish
+from rocbake.wish import GitWish, PypiWish, UrlWish
 
 TOOL = "recipes/tool/recipe.yaml"
 

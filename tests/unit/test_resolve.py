@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rocbake import apt, lock, record, resolve
+from rocbake import apt, lock, record, resolve, target
 from rocbake.apt import Release
 from rocbake.cache import Cache
-from rocbake.errors import EngineError, LockError, UsageError
+from rocbake.errors import EngineError, FetchError, LockError, UsageError
 from rocbake.mirror import Mirrors
 from rocbake.resolve import Resolver
 from rocbake.source import Deb, Git, Url
@@ -57,7 +57,7 @@ def archive(monkeypatch):
     monkeypatch.setattr(
         record,
         "lock_url",
-        lambda url, *, cache: Url(sha256="2" * 64, size=1, url=url, file_name="f"),
+        lambda url, *, cache, sha256: Url(sha256="2" * 64, size=1, url=url, file_name="f"),
     )
     return held
 
@@ -228,3 +228,109 @@ def test_sources_in_git_are_locked_from_mirrors_as_well(checkout, tmp_path, monk
         one.lock(["tool"], write=True)
 
     assert asked == [("https://host.invalid/project", commit, mirrors)]
+
+
+# --- files of containers, and what cannot be had
+
+
+FILES = """\
+sources:
+  - url: http://x.invalid/one
+    targets: gfx120X-all
+  - url: http://x.invalid/other
+    targets: gfx1100
+  - url: http://x.invalid/any
+    sha256: {sha256}
+"""
+
+
+@pytest.fixture
+def rich(checkout, monkeypatch):
+    """The small project, whose runtime container is made of files; `reached` are those there."""
+    path = checkout.root / "containers/small/container.yaml"
+    path.write_text(path.read_text() + FILES.format(sha256="3" * 64))
+    checkout.reached = {"http://x.invalid/any", "http://x.invalid/one", "http://x.invalid/other"}
+    checkout.reached |= {"https://example.invalid/data.tar"}
+    checkout.asked = []
+
+    def lock_url(url, *, cache, sha256):
+        checkout.asked.append((url, sha256))
+        if url not in checkout.reached:
+            raise FetchError(f"{url}: host not found")
+        return Url(sha256=sha256 or "2" * 64, size=1, url=url, file_name=url.rpartition("/")[2])
+
+    monkeypatch.setattr(record, "lock_url", lock_url)
+    return checkout
+
+
+@pytest.fixture
+def record_for(rich, tmp_path):
+    def record_for(*targets, names=("small", "tool")):
+        sets = [target.parse_target_set([one]) for one in targets]
+        with Resolver(
+            rich.load(), cache=Cache(tmp_path / "cache"), mirrors=Mirrors(), targets=sets
+        ) as one:
+            one.lock(names, write=True)
+            told = {name: [str(each) for each in errors] for name, errors in one.unreached.items()}
+        return [source.url[17:] for source in read(rich, "small").sources], told
+
+    return record_for
+
+
+def test_files_for_target_sets_are_recorded_when_those_are_asked_for(rich, make, record_for):
+    make("base")
+
+    assert record_for() == (["any"], {})
+    assert record_for("gfx1201") == (["one", "any"], {})
+    # What was recorded before stays, and is not fetched again.
+    rich.asked.clear()
+    assert record_for("gfx1100") == (["one", "other", "any"], {})
+    assert ("http://x.invalid/one", None) not in rich.asked
+    assert ("http://x.invalid/any", "3" * 64) in rich.asked
+
+
+def test_lock_is_made_without_what_cannot_be_had_and_that_is_told(rich, make, record_for):
+    make("base")
+    (rich.root / "recipes/tool/lock.json").unlink()
+    rich.reached -= {"http://x.invalid/one", "https://example.invalid/data.tar"}
+
+    recorded, told = record_for("gfx1201")
+
+    assert recorded == ["any"]
+    assert told == {
+        "small": ["http://x.invalid/one: host not found"],
+        "tool": ["https://example.invalid/data.tar: host not found"],
+    }
+    assert lock.read_recipe(rich.load().recipes["tool"]).sources == ()
+
+
+def test_what_was_recorded_and_cannot_be_had_now_stays(rich, make, record_for):
+    make("base")
+    record_for("gfx1201")
+    rich.reached.clear()
+
+    recorded, told = record_for("gfx1201")
+
+    assert recorded == ["one", "any"]
+    assert told == {}
+
+
+def test_record_of_a_file_that_is_no_longer_wished_for_goes(rich, make, record_for):
+    make("base")
+    record_for("gfx1201")
+    rich.edit("containers/small/container.yaml", "x.invalid/one", "x.invalid/new")
+    rich.reached.clear()
+
+    recorded, told = record_for("gfx1201")
+
+    assert recorded == ["any"]
+    assert list(told) == ["small"]
+
+
+def test_rocm_that_is_no_package_is_not_looked_for_among_them(rich, make, record_for):
+    make("base")
+    rich.edit("containers/small/container.yaml", "provider: debian", "provider: amd")
+    rich.edit("containers/small/container.yaml", "libamdhip64-7", "cmake")
+    rich.edit("containers/sdk/container.yaml", "provider: debian\nrocm: 7.2.4\n", "")
+
+    assert record_for("gfx1201") == (["one", "any"], {})

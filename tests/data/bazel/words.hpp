@@ -1,0 +1,3 @@
+#pragma once
+
+inline constexpr const char* WORDS[] = {"hello", "again"};

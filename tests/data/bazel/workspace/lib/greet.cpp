@@ -1,0 +1,5 @@
+#include <iostream>
+
+#include "lib/greeting.hpp"
+
+int main() { std::cout << greeting() << "\n"; }

@@ -1,0 +1,6 @@
+#pragma once
+
+#include <string>
+
+// A greeting for each word that was downloaded.
+std::string greeting();
