@@ -95,10 +95,26 @@ def lock(
     command.lock(name, target, check=check, record=record, as_json=json)
 
 
-@verb(iterable=["recipe"], help=_help("recipe", "json", "offline"))
-def fetch(context: Context, recipe: list[str], offline: bool = False, json: bool = False) -> None:
+@verb(
+    iterable=["recipe", "target", "set"],
+    help=_help(
+        "recipe",
+        "set",
+        "json",
+        "offline",
+        target="GPU target set whose builds are to need no network; repeatable",
+    ),
+)
+def fetch(
+    context: Context,
+    recipe: list[str],
+    target: list[str],
+    set: list[str],
+    offline: bool = False,
+    json: bool = False,
+) -> None:
     """Bring every locked source into the cache; --offline lists what is missing there."""
-    command.fetch(recipe, offline=offline, as_json=json)
+    command.fetch(recipe, target, offline=offline, as_json=json, settings=set)
 
 
 @verb(name="list", help=_help("json", targets="every GPU target instead"))

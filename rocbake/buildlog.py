@@ -24,7 +24,8 @@ _ENDED = re.compile(
     r"^#([0-9]+) (?:DONE ([0-9]{1,9}\.[0-9]{1,9})s|DONE|CACHED|CANCELED|ERROR: .*)$"
 )
 _FAILED = re.compile(r"^#([0-9]+) ERROR: ")
-_CAUSE = re.compile(r"\b(error|fatal)\b|^E: ", re.IGNORECASE)
+# Not where it is a word of a command line, such as -Wno-error.
+_CAUSE = re.compile(r"(?<![-=\w])(error|fatal)\b|^E: ", re.IGNORECASE)
 # What the containers' tools print before they compile, because only they know.
 _HIP = re.compile(r"^hip objects: ([0-9]{1,7})$")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")

@@ -199,19 +199,40 @@ def _current(loaded: Project, names: Sequence[str]) -> list[Entry]:
     ]
 
 
-def fetch(recipes: Sequence[str], *, offline: bool, as_json: bool) -> None:
-    """Bring every locked source of the recipes into the cache."""
+def fetch(
+    recipes: Sequence[str],
+    targets: Sequence[str] = (),
+    *,
+    offline: bool,
+    as_json: bool,
+    settings: Sequence[str] = (),
+) -> None:
+    """Bring every locked source of the recipes into the cache.
+
+    With target sets, that is what their builds need, and nothing is left for a network to do.
+    """
     from rocbake import fetch as fetching
 
     loaded = project.load()
     cache = Cache()
     sources: list[Source] = []
     snapshots: list[str] = []
-    for recipe in loaded.choose(list(recipes)):
+    chosen = loaded.choose(list(recipes))
+    bazels = [one.name for one in chosen if one.file.bazel]
+    if bazels and not targets:
+        raise TargetError(
+            f"{', '.join(bazels)}: what it is built of differs from target to target",
+            hint=f"invoke fetch --recipe {bazels[0]} --target gfx1201",
+        )
+    made = _whole_plans(loaded, targets, recipes, settings) if targets else []
+    for one in made:
+        sources += one.inputs
+        snapshots.append(one.snapshot)
+    for recipe in chosen if not made else ():
         fresh, recipe_lock = locks.require_fresh(recipe.containers, recipe)
         sources += [deb for one in fresh.values() for deb in one.packages]
         sources += recipe_lock.sources
-        snapshots += [one.snapshot for one in fresh.values()]
+        snapshots += [lock.snapshot for lock in fresh.values()]
     with log.step("Fetching sources"):
         files = fetching.fetch(
             sources,
@@ -220,6 +241,13 @@ def fetch(recipes: Sequence[str], *, offline: bool, as_json: bool) -> None:
             snapshot=max(snapshots, default=None),
             offline=offline,
         )
+    if any(one.deps for one in made):
+        from rocbake.freeze import bring
+
+        workshop = Workshop(project=loaded, cache=cache, store=_store(loaded), offline=offline)
+        for one in made:
+            files |= bring(one, workshop=workshop)
+            sources += [one.deps] if one.deps else []
     show.fetched(
         len(files),
         sum({one.sha256: one.size for one in sources}.values()),

@@ -7,6 +7,7 @@ by its digest. It is a repository cache, files named by their own digests, kept 
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from rocbake import archive, bake, engine, fetch, log, mirror
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rocbake.workshop import Workshop
 
 _PART = "deps.tar"
+# What the container's tools print of a download that upstream names no checksum for.
+_UNSURE = re.compile(r"(?<= )no checksum: .+$", re.MULTILINE)
 
 
 def bring(
@@ -106,4 +109,6 @@ def download(
         # Neither a date nor a name of this build: the next one must give the same.
         packed = archive.write_tar(work / "out" / bake.DEPS, part, prefix="", epoch=0)
         workshop.cache.put(part, sha256=packed.sha256)
+    for line in _UNSURE.findall(log_path.read_text(errors="replace")):
+        log.warn(line)
     return Deps(sha256=packed.sha256, size=packed.size)

@@ -142,9 +142,13 @@ _KNOWN = {
         "never the new sum unseen",
     ),
     # https://github.com/bazelbuild/bazel/blob/7.7.1/src/main/java/com/google/devtools/build/lib/bazel/repository/downloader/DownloadManager.java
-    re.compile(r"--repository_disable_download|download is disabled", re.IGNORECASE): Cause(
+    re.compile(r"Failed to download repository .*: download is disabled"): Cause(
         "Bazel wants a file that its locked downloads do not hold",
         "invoke lock --name NAME --target TARGET  records them again",
+    ),
+    re.compile(r"Failed to query remote execution capabilities|UNAVAILABLE: io exception"): Cause(
+        "Bazel's remote cache or execution service does not answer",
+        "look at its address, or leave out --bazel-remote-executor and --bazel-remote-cache",
     ),
     # https://github.com/bazelbuild/bazel/issues/3645: what the kernel kills first is the server.
     re.compile(r"Server terminated abruptly \(error code: 14"): Cause(

@@ -56,6 +56,40 @@ def freeze(recipes: Sequence[Recipe], targets: TargetSet, *, workshop: Workshop)
     return recorded
 
 
+def bring(made: plan.Plan, *, workshop: Workshop) -> dict[str, Path]:
+    """Bring what a plan's Bazel downloads into the cache; nothing for a plan that has no such.
+
+    Returns:
+        Where it is, by its SHA-256.
+
+    Raises:
+        FetchError: It cannot be had, or is not what the lock says.
+        RocbakeError: The kind says which step failed; see docs/exit-codes.md.
+    """
+    if made.deps is None:
+        return {}
+    if workshop.cache.verify(made.deps.sha256):
+        return {made.deps.sha256: workshop.cache.path(made.deps.sha256)}
+    place = f"{made.name}-{made.tag}"
+    with workshop.store.only_one(place):
+        work = workshop.store.work(place)
+        log_path = work / store.LOG
+        try:
+            files, tar = produce.gather(made, work, workshop=workshop, log_path=log_path)
+            path = deps.bring(
+                made,
+                made.deps,
+                work / "downloads",
+                files=files,
+                rootfs=tar,
+                workshop=workshop,
+                log_path=log_path,
+            )
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return {made.deps.sha256: path}
+
+
 def _download(made: plan.Plan, work: Path, workshop: Workshop) -> Deps:
     log_path = work / store.LOG
     files, tar = produce.gather(made, work, workshop=workshop, log_path=log_path)

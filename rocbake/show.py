@@ -133,7 +133,7 @@ def _plan(one: Plan) -> dict[str, object]:
 
 
 def _bazel(console: Console, wish: BazelWish, targets: Sequence[str]) -> None:
-    """Print what Bazel is told: upstream's words in their lines, and why each other one is there."""
+    """Print what Bazel is told: upstream's words in one line, each other one with its reason."""
     line = bazel.command_line(wish, targets)
     upstream = [word.text for word in line if word.origin == "upstream"]
     console.print(Text(f"  {'bazel':8} build {' '.join(upstream)}"))

@@ -40,6 +40,11 @@ class Subject:
         """Whether a recipe's product is in it."""
         return isinstance(self.plan, Plan)
 
+    @property
+    def is_of_amd(self):
+        """Whether its ROCm is AMD's own, whole, which is in no package."""
+        return any(layer.files_beside for layer in self.layers)
+
 
 def pytest_addoption(parser):
     parser.addoption("--subject", type=Path, help="JSON file that says which image to test")

@@ -53,9 +53,9 @@ def test_hipcc_compiles_for_every_target_of_its_release(host, sdk, tmp_path):
 def programs(as_root, subject):
     if not subject.is_recipe:
         pytest.skip("not a recipe's image")
-    found = as_root.check_output(f"find /opt/{subject.plan.name} -type f -perm -0100").splitlines()
-    assert found
-    return found
+    product = f"/opt/{subject.plan.name}"
+    assert as_root.check_output(f"find {product} -type f")
+    return as_root.check_output(f"find {product} -type f -perm -0100").splitlines()
 
 
 def test_every_library_is_found_without_help(as_stranger, programs):

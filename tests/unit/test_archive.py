@@ -1,4 +1,5 @@
 import contextlib
+import gzip
 import hashlib
 import io
 import os
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocbake import archive
-from rocbake.archive import MemberType, read_members, unpack, write_archive, write_tar
+from rocbake.archive import MemberType, TarDigest, read_members, unpack, write_archive, write_tar
 from rocbake.errors import BuildError
 
 EPOCH = 1_700_000_000
@@ -456,6 +457,52 @@ def test_unpacking_gives_back_what_was_packed(tmp_path, tree):
     assert (tmp_path / "out/p/lib/tool").samefile(tmp_path / "out/p/bin/tool")
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
     assert tar_of(tmp_path / "out/p") == tar_of(tree)
+
+
+def test_gzip_holds_the_same_tar_and_no_trace_of_the_moment(tmp_path, tree):
+    packed = write_archive(tree, tmp_path / "a.tar.gz", prefix="p", epoch=EPOCH)
+    other = write_archive(tree, tmp_path / "a.tar.zst", prefix="p", epoch=EPOCH)
+    content = (tmp_path / "a.tar.gz").read_bytes()
+
+    assert (packed.tar_sha256, packed.tar_size) == (other.tar_sha256, other.tar_size)
+    assert packed.sha256 == hashlib.sha256(content).hexdigest()
+    assert hashlib.sha256(gzip.decompress(content)).hexdigest() == packed.tar_sha256
+    # RFC 1952: no name, no date; Unix.
+    assert content[:10] == b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03"
+    assert list(read_members(tmp_path / "a.tar.gz")) == list(read_members(tmp_path / "a.tar.zst"))
+    unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+    assert write_tar(tmp_path / "out/p", io.BytesIO(), prefix="p", epoch=EPOCH) == TarDigest(
+        packed.tar_sha256, packed.tar_size
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-1], "ends too early"),
+        (lambda data: data + b"x", "has something after its gzip member"),
+        (lambda data: data + data, "has something after its gzip member"),
+        (lambda data: data[:-8] + b"\0\0\0\0" + data[-4:], "incorrect data check"),
+        (lambda data: data[:-4] + b"\0\0\0\0", "incorrect length check"),
+        (lambda data: data[:12] + b"\xff\xff" + data[14:], "while decompressing data"),
+    ],
+)
+def test_damaged_gzip_is_refused(tmp_path, tree, damage, message):
+    write_archive(tree, tmp_path / "a.tar.gz", prefix="p", epoch=EPOCH)
+    data = (tmp_path / "a.tar.gz").read_bytes()
+    (tmp_path / "a.tar.gz").write_bytes(damage(data))
+
+    with pytest.raises(BuildError, match=message):
+        list(read_members(tmp_path / "a.tar.gz"))
+
+
+def test_gzip_of_a_huge_tar_is_refused_in_flat_memory(tmp_path):
+    with gzip.open(tmp_path / "a.tar.gz", "wb") as stream:
+        for _ in range(64):
+            stream.write(bytes(1 << 20))
+
+    with pytest.raises(BuildError):
+        list(read_members(tmp_path / "a.tar.gz", limit=1 << 20))
 
 
 def test_plain_tar_is_read_too(tmp_path, tree):

@@ -126,6 +126,13 @@ def test_what_belongs_to_no_repository_is_refused(downloads):
         downloads.without_checksum(event(DOWNLOAD, (URL, ADDRESS), context=context))
 
 
+def test_a_field_that_is_longer_than_its_message_is_refused(downloads):
+    message = text(2, "repository @a") + varint(FILE << 3 | 2) + varint(9) + b"short"
+
+    with pytest.raises(downloads.ToolError, match="ends within a field"):
+        downloads.without_checksum(varint(len(message)) + message)
+
+
 @given(data=st.binary(max_size=200))
 def test_anything_else_is_read_or_refused(downloads, data):
     try:

@@ -133,6 +133,8 @@ def test_repeated_option_gives_every_value(invoke, calls):
         "force": False,
         "settings": ["a=b", "c=d"],
         "jobs": None,
+        "remote_cache": "",
+        "remote_executor": "",
     }
 
 
@@ -140,7 +142,7 @@ def test_verbs_without_options_take_everything(invoke, calls):
     invoke("lock")
     invoke("fetch")
 
-    assert [(name, words) for name, words, _ in calls] == [("lock", ([], [])), ("fetch", ([],))]
+    assert [(name, words) for name, words, _ in calls] == [("lock", ([], [])), ("fetch", ([], []))]
 
 
 # --dry

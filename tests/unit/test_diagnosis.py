@@ -230,9 +230,14 @@ def test_the_command_to_try_is_the_one_that_was_typed(typed, words, expected):
             "ROCBAKE_MIRRORS",
         ),
         (
-            "Failed to download repository @x: download is disabled.",
+            "Error in download: Failed to download repository @@x: download is disabled.",
             "locked downloads do not hold",
             "invoke lock --name",
+        ),
+        (
+            "ERROR: Failed to query remote execution capabilities: UNAVAILABLE: io exception",
+            "does not answer",
+            "--bazel-remote-executor",
         ),
         (
             "Server terminated abruptly (error code: 14, error message: '', log file: '/jvm.out')",

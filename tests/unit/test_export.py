@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +148,37 @@ def test_umask_does_not_show(entry, tmp_path):
         os.umask(before)
 
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+ENVIRONMENT = {"XLA_TARGET": "rocm", "XLA_ARCHIVE_PATH": "{archive}", "XLA_BUILD": ""}
+
+
+def test_lines_to_paste_name_the_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert exporting.in_shell(ENVIRONMENT, Path("a folder/x.tar.gz")) == [
+        "export XLA_TARGET=rocm",
+        f"export XLA_ARCHIVE_PATH='{tmp_path}/a folder/x.tar.gz'",
+        "unset XLA_BUILD",
+    ]
+
+
+def test_job_of_github_is_told_after_what_it_knows(tmp_path):
+    file = tmp_path / "env"
+    file.write_text("A=1\n")
+
+    exporting.to_github(ENVIRONMENT, tmp_path / "x.tar.gz", job={"GITHUB_ENV": str(file)})
+
+    assert file.read_text().splitlines() == [
+        "A=1",
+        "XLA_TARGET=rocm",
+        f"XLA_ARCHIVE_PATH={tmp_path}/x.tar.gz",
+        "XLA_BUILD=",
+    ]
+
+
+def test_where_there_is_no_job_that_is_said(tmp_path):
+    with pytest.raises(UsageError, match="no step of GitHub Actions"):
+        exporting.to_github(ENVIRONMENT, tmp_path / "x", job={})
+    with pytest.raises(UsageError, match="cannot be written"):
+        exporting.to_github(ENVIRONMENT, tmp_path / "x", job={"GITHUB_ENV": str(tmp_path)})

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What the build.sh of every recipe that Bazel builds calls: one verb a step.
 
+preflight WORKSPACE             find all that is missing, in seconds
 deps WORKSPACE                  download what the build needs, into /rocbake/deps
 build WORKSPACE                 build, from what was downloaded
 make PACKAGE WORKSPACE ARCHIVE  the same by the make step of an Elixir package
@@ -21,7 +22,9 @@ from pathlib import Path
 import disk
 import downloads
 import makestep
-from line import DISK_CACHE, HOME, Line, line, write_startup
+import preflight
+import targets
+from line import DISK_CACHE, HOME, Line, line, planned, write_startup
 from toolchain import ToolError, run, say
 
 _DEPS = Path("/rocbake/deps")
@@ -36,7 +39,7 @@ def main(words: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in ("deps", "build"):
+    for name in ("preflight", "deps", "build"):
         verbs.add_parser(name).add_argument("workspace", type=Path)
     make = verbs.add_parser("make")
     for name in ("package", "workspace", "archive"):
@@ -44,6 +47,8 @@ def main(words: list[str]) -> int:
     asked = parser.parse_args(words)
     try:
         match asked.verb:
+            case "preflight":
+                preflight.preflight(asked.workspace, planned())
             case "deps":
                 deps(asked.workspace)
             case "build":
@@ -68,24 +73,38 @@ def deps(workspace: Path) -> None:
     # Analysis asks for every repository that the build will, and compiles nothing.
     extra = ["--nobuild", f"--experimental_workspace_rules_log_file={_RULES_LOG}"]
     _bazel(workspace, ["build", *extra, *told.words])
-    _keep_unsure(workspace)
+    external = _external(workspace)
+    _read_targets_back(external)
+    _keep_unsure(external)
     # What is on its way is no download.
     for path in [one for one in _DEPS.rglob("*") if one.name.startswith("tmp-")]:
         path.unlink()
 
 
-def _keep_unsure(workspace: Path) -> None:
+def _external(workspace: Path) -> Path:
+    """Return where Bazel keeps the repositories of a workspace."""
+    # Behind warnings, if there are any.
+    said = run("bazel", "info", "output_base", cwd=workspace, env=_environment()).stdout
+    return Path(said.rstrip().rpartition("\n")[2]) / "external"
+
+
+def _read_targets_back(external: Path) -> None:
+    asked = [name for name in os.environ.get("GPU_TARGETS", "").split(",") if name]
+    if told := targets.require(external, asked):
+        say(told)
+
+
+def _keep_unsure(external: Path) -> None:
     """Keep whole repositories whose downloads no checksum vouches for, and name them.
 
     The repository cache finds files by their checksums, so it has none of these.
     """
     unsure = downloads.without_checksum(_RULES_LOG.read_bytes() if _RULES_LOG.exists() else b"")
-    # Behind warnings, if there are any.
-    said = run("bazel", "info", "output_base", cwd=workspace, env=_environment()).stdout
-    external = Path(said.split("\n")[-2]) / "external"
     for name, urls in unsure.items():
         say(f"no checksum: @{name}: {', '.join(urls)}; its bytes are those of the lock from now on")
-        shutil.copytree(external / name, _REPOSITORIES / name)
+        # What differs from one fetch to the next, and is no input of a build.
+        besides = shutil.ignore_patterns("__pycache__", ".git")
+        shutil.copytree(external / name, _REPOSITORIES / name, ignore=besides)
 
 
 def build(workspace: Path, *, package: Path | None = None, archive: Path | None = None) -> None:
@@ -108,6 +127,9 @@ def build(workspace: Path, *, package: Path | None = None, archive: Path | None 
     kept = sorted(_REPOSITORIES.iterdir()) if _REPOSITORIES.is_dir() else []
     told.flags.extend(f"--override_repository={one.name}={one}" for one in kept)
     try:
+        # Configured first, and what for is read back: before the hours, and not after them.
+        _bazel(workspace, ["build", "--nobuild", *told.words])
+        _read_targets_back(_external(workspace))
         if package and archive:
             _make(told, workspace, package, archive)
         else:

@@ -30,6 +30,11 @@ def flags(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> list
     ]
 
 
+def is_enough(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> bool:
+    """Tell whether one action fits beside Bazel's server."""
+    return _memory(cgroup, meminfo) >= BYTES_PER_JOB + _SERVER_BYTES
+
+
 def fitting(processors: int, memory: int) -> int:
     """Return how many actions fit beside Bazel's server."""
     return max(1, min(processors, (memory - _SERVER_BYTES) // BYTES_PER_JOB))

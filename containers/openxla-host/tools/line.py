@@ -42,6 +42,12 @@ class Line:
         return [*self.before, *self.flags, *self.after, self.target]
 
 
+def planned() -> list[str]:
+    """Return the words that the plan says, before anything of this container is known."""
+    told = json.loads(os.environ["BAZEL"])
+    return [*told["before"], *told["flags"], *told["after"]]
+
+
 def line(*, offline: bool) -> Line:
     """Return what Bazel is told.
 

@@ -12,5 +12,6 @@ fi
 python3 -B /rocbake/tools/bazel.py build /rocbake/build/workspace
 mkdir -p /rocbake/dist
 tar -xzf workspace/bazel-bin/lib/greeting.tar.gz -C /rocbake/dist --strip-components=1
-# Bazel gives whatever it makes the rights of a program.
-find /rocbake/dist -type f ! -name greet -exec chmod a-x {} +
+# Bazel makes everything a program, and who may write it depends on which cache it came from.
+find /rocbake/dist -type f -exec chmod 0644 {} +
+chmod 0755 /rocbake/dist/lib/greet
