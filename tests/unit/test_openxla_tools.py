@@ -175,7 +175,7 @@ def host(tools, tmp_path, monkeypatch):
     programs = tmp_path / "bin"
     for name in ("git", "make", "patch", "xxd", "python3", "bazel"):
         program(programs / name)
-    monkeypatch.setenv("PATH", str(bin))
+    monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(tools.preflight, "_ROOM_BYTES", 0)
     monkeypatch.setattr(tools.preflight.jobs, "is_enough", lambda: True)
     return root
