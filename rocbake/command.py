@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rocbake.asked import Asked
+    from rocbake.fit import Verdict
     from rocbake.option import Choice
     from rocbake.plan import Plan
     from rocbake.project import Project
@@ -300,7 +301,18 @@ def show_(
     if build_log:
         show.build_log(entry)
     else:
-        show.artifact(entry, _choices(loaded, one), as_json=as_json)
+        show.artifact(entry, _choices(loaded, one), _fit(entry), as_json=as_json)
+
+
+def _fit(entry: Entry) -> Verdict | None:
+    """Compare an archive with this machine; there is nothing to compare of a container."""
+    from rocbake import fit, host, store
+    from rocbake.manifest import Manifest
+
+    if entry.artifact.archive is None:
+        return None
+    manifest = Manifest.model_validate(store.read_manifest(entry.folder))
+    return fit.check(manifest, host.read(environment=os.environ))
 
 
 def export(

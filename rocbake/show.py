@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rocbake.cache import Cache
     from rocbake.clean import Leftover
     from rocbake.finding import Examination
+    from rocbake.fit import Verdict
     from rocbake.option import Choice
     from rocbake.passthrough import RunPlan
     from rocbake.plan import Plan
@@ -258,13 +259,19 @@ def inventory(loaded: Project, entries: Sequence[Entry], *, as_json: bool) -> No
     console.print(table)
 
 
-def artifact(entry: Entry, choices: Mapping[str, Choice], *, as_json: bool) -> None:
-    """Print what is known of one artifact, and why its options are as they are."""
+def artifact(
+    entry: Entry, choices: Mapping[str, Choice], fit: Verdict | None, *, as_json: bool
+) -> None:
+    """Print what is known of one artifact, why its options are as they are, and if it fits here."""
     record = entry.artifact
     manifest = store.read_manifest(entry.folder)
     if as_json:
         _print_json(
-            {"artifact": record.model_dump(mode="json", by_alias=True), "manifest": manifest}
+            {
+                "artifact": record.model_dump(mode="json", by_alias=True),
+                "manifest": manifest,
+                "fit": asdict(fit) | {"fits": fit.fits} if fit else None,
+            }
         )
         return
     archive = record.archive
@@ -295,6 +302,13 @@ def artifact(entry: Entry, choices: Mapping[str, Choice], *, as_json: bool) -> N
     width = max(map(len, rows))
     for key, value in rows.items():
         line(f"{key:{width}}  {value}")
+    if fit:
+        line(f"{'on this machine':{width}}  {'it fits' if fit.fits else 'it does not fit'}")
+        for misfit in fit.misfits:
+            line(f"  {misfit}")
+            line(f"    → {misfit.remedy}")
+        for note in fit.notes:
+            line(f"  {note}")
     line(str(entry.folder))
 
 

@@ -465,11 +465,28 @@ def make_image(tmp_path):
 # Artifacts
 
 
+def described(files, *, targets=("gfx1201",), **more):
+    """Return a manifest of some files, as bytes."""
+    rows = [
+        {
+            "path": path,
+            "mode": "0644",
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "link": None,
+            "elf": None,
+            "code_objects": {},
+        }
+        for path, data in files.items()
+    ]
+    head = {"schema": 1, "kind": "plain", "name": "tool", "version": "1.0", "key": "a" * 64}
+    rest = {"epoch": 0, "rocm": "7.2.4", "targets": targets, "needed": [], "versions": {}}
+    return json.dumps(head | rest | more | {"files": rows}).encode()
+
+
 def archived(folder, file_name, content, library):
     """Put a bundled archive with its manifest into a folder, and return its record."""
-    sha256 = hashlib.sha256(library).hexdigest()
-    rows = [{"path": "lib/one", "size": len(library), "sha256": sha256, "code_objects": {}}]
-    manifest = json.dumps({"files": rows, "needed": [], "versions": {}}).encode()
+    manifest = described({"lib/one": library}, kind="bundled")
     (folder / file_name).write_bytes(content)
     (folder / store.BUNDLED_MANIFEST).write_bytes(manifest)
     return store.ArchiveRecord(
@@ -514,12 +531,7 @@ def put(make_image):
             )
         if content is not None:
             (staged / f"{name}.tar.zst").write_bytes(content)
-            rows = [
-                {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest(),
-                 "code_objects": {}}
-                for path, data in (files or {}).items()
-            ]  # fmt: skip
-            manifest = json.dumps({"files": rows, "needed": [], "versions": {}}).encode()
+            manifest = described(files or {}, targets=targets)
             (staged / store.MANIFEST).write_bytes(manifest)
             archive = store.ArchiveRecord(
                 file_name=f"{name}.tar.zst",

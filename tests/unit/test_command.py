@@ -385,6 +385,8 @@ def test_artifact_is_shown(said, entry):
 
     assert told["artifact"]["key"] == entry.artifact.key
     assert told["manifest"]["files"][0]["path"] == "bin/x"
+    assert told["fit"]["fits"]
+    assert "on this machine" in text
     for word in (entry.artifact.key, entry.artifact.archive.sha256, "bin/x", str(entry.folder)):
         assert word in text
 
