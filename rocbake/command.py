@@ -153,7 +153,7 @@ def lock(
     if sets and not check and not resolver.unreached:
         _freeze(loaded, names, sets[0], told)
     show.changes(told, as_json=as_json)
-    _require_reached(resolver.unreached)
+    _require_reached(resolver.unreached, sets)
     behind = [change.name for change in changes if change.lines]
     if check and behind:
         raise LockError(
@@ -174,7 +174,9 @@ def _freeze(
         told[name].append(line)
 
 
-def _require_reached(unreached: Mapping[str, Sequence[RocbakeError]]) -> None:
+def _require_reached(
+    unreached: Mapping[str, Sequence[RocbakeError]], sets: Sequence[TargetSet]
+) -> None:
     """Say which sources the locks do not name, because they could not be had."""
     if not unreached:
         return
@@ -183,6 +185,7 @@ def _require_reached(unreached: Mapping[str, Sequence[RocbakeError]]) -> None:
         "locked without these sources, which could not be had:\n" + "\n".join(lines),
         hint="invoke lock"
         + "".join(f" --name {name}" for name in unreached)
+        + "".join(f" --target {one}" for one in sets)
         + "  where they can be reached",
     )
 

@@ -41,8 +41,8 @@ class Subject:
         return isinstance(self.plan, Plan)
 
     @property
-    def is_of_amd(self):
-        """Whether its ROCm is AMD's own, whole, which is in no package."""
+    def has_files(self):
+        """Whether it is made of files beside packages, such as AMD's ROCm, whole."""
         return any(layer.files_beside for layer in self.layers)
 
 

@@ -14,7 +14,9 @@ INFO = "var/lib/dpkg/info/"
 
 # What packages' own scripts and the steps of our Dockerfiles write, and who does.
 MADE = {
+    "etc/.java/.systemPrefs/.system*": "openjdk-25-jre-headless",
     "etc/alternatives/*": "update-alternatives",
+    "etc/ca-certificates.conf": "ca-certificates",
     "etc/dpkg/origins/default": "base-files",
     "etc/environment": "libpam-modules",
     "etc/group": "base-passwd, add-user.sh",
@@ -32,6 +34,7 @@ MADE = {
     "etc/python3/debian_config": "python3-minimal",
     "etc/security/opasswd": "libpam-modules",
     "etc/shells": "debianutils",
+    "etc/ssl/certs/*": "ca-certificates",
     "etc/subgid": "base-passwd",
     "etc/subuid": "base-passwd",
     "etc/systemd/system/*.wants/*": "deb-systemd-helper",
@@ -77,7 +80,7 @@ def test_no_file_is_unexplained(tree, owned, bundled, subject):
     # The product, and programs of the recipe's own that are none of it.
     own = (f"opt/{subject.plan.name}/", f"usr/local/lib/{subject.plan.name}/")
     # What the tarball in the lock holds, and where the loader is told of it.
-    unpacked = ("opt/rocm/", "etc/ld.so.conf.d/rocm.conf") if subject.is_of_amd else ()
+    unpacked = ("opt/rocm/", "etc/ld.so.conf.d/rocm.conf", "usr/local/bin/bazel")
 
     unexplained = [
         path
@@ -86,10 +89,10 @@ def test_no_file_is_unexplained(tree, owned, bundled, subject):
         and merged(path) not in owned
         and not any(fnmatch.fnmatchcase(path, pattern) for pattern in MADE)
         and not (subject.is_recipe and path.startswith(own))
-        and not path.startswith(unpacked)
+        and not (subject.has_files and path.startswith(unpacked))
         and path not in bundled
         # The public name of an alternative, as /usr/bin/awk is.
-        and f"etc/alternatives/{path.rpartition('/')[2]}" not in tree
+        and not (member.issym() and member.linkname.startswith("/etc/alternatives/"))
     ]
 
     assert unexplained == []

@@ -484,3 +484,16 @@ def test_an_executor_that_is_not_there_ends_the_build(greeting, built, gateway):
     assert "Failed to query remote execution capabilities" in log
     assert address in log
     assert "local" not in spawned(log)
+
+
+def test_the_toolchains_images_pass_their_tests(greeting, built):
+    """They are only built in, so no build keeps them; what is looked at is what was built in."""
+    for name in ("openxla-host", "openxla-debian"):
+        path = greeting.root / "containers" / name / "container.yaml"
+        path.write_text(path.read_text().replace("exported: false", "exported: true"))
+
+    done = greeting.invoke("build", *TARGET, "--json", "--force", "--offline")
+
+    made = {one["name"]: one for one in json.loads(done.stdout)}
+    assert {"openxla-host", "openxla-debian"} <= made.keys()
+    assert made["greeting"]["archive"]["tar_sha256"] == built["archive"]["tar_sha256"]

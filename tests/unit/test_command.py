@@ -448,3 +448,33 @@ def test_report_that_cannot_be_written_is_told_before_anything_is_tried(tmp_path
             junit=str(tmp_path / "none" / "x.xml"),
             as_json=False,
         )
+
+
+def test_lock_without_what_cannot_be_had_ends_with_the_command_to_go_on(said, monkeypatch):
+    from rocbake import resolve  # noqa: PLC0415 - replaced for this test alone
+    from rocbake.errors import FetchError  # noqa: PLC0415 - as above
+
+    class Resolver:
+        unreached = {"tool": [FetchError("x: host not found")]}  # noqa: RUF012 - never changed
+
+        def __init__(self, *about, targets, **more):
+            assert [str(one) for one in targets] == ["gfx1100,gfx1201"]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *about):
+            pass
+
+        def lock(self, names, *, write):
+            return [resolve.Change("tool", ["new"])]
+
+    monkeypatch.setattr(resolve, "Resolver", Resolver)
+
+    with pytest.raises(FetchError) as caught:
+        said(command.lock, [], ["gfx1201,gfx1100"], check=False, record=False, as_json=False)
+
+    assert str(caught.value).splitlines()[1:] == ["  tool: x: host not found"]
+    assert caught.value.hint == (
+        "invoke lock --name tool --target gfx1100,gfx1201  where they can be reached"
+    )
