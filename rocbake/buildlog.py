@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from rocbake import diagnosis, log, ninja
+from rocbake import compiling, diagnosis, log
 from rocbake.errors import BuildError
 
 if TYPE_CHECKING:
@@ -136,29 +136,29 @@ class _Step:
         self._heard = 0.0
         self._told = 0.0
         self._hip = 0
-        self._run: ninja.Run | None = None
+        self._run: compiling.Run | None = None
 
     @property
     def is_compiling(self) -> bool:
-        """Whether Ninja runs."""
+        """Whether Ninja or Bazel runs."""
         return self._run is not None
 
     def take(self, seconds: float, text: str) -> None:
         """Take what the step printed, and when."""
         # BuildKit holds back one step's lines for a while where several run.
         self._began = min(self._began, time.monotonic() - seconds)
-        if finished := ninja.parse(text):
+        if finished := compiling.parse(text):
             self._compile(seconds, finished)
         elif hip := _HIP.match(text):
             self._hip = int(hip[1])
         self._heard = seconds
 
-    def _compile(self, seconds: float, finished: ninja.Finished) -> None:
+    def _compile(self, seconds: float, finished: compiling.Finished) -> None:
         if self._run and self._run.goes_on_with(finished):
             self._run.take(finished, seconds)
         else:
-            # What was heard before the first object is finished is about Ninja's beginning.
-            self._run = ninja.Run(self._heard, finished, seconds, hip=self._hip)
+            # What was heard before the first object is finished is about its beginning.
+            self._run = compiling.Run(self._heard, finished, seconds, hip=self._hip)
             self._told = self._heard
         if self._run.is_over:
             self.end()
@@ -167,7 +167,7 @@ class _Step:
             self._told = seconds
 
     def end(self) -> None:
-        """Tell how far Ninja came, if it ran."""
+        """Tell how far compiling came, if there was any."""
         run, self._run = self._run, None
         if run and run.seconds >= _QUIET_SECONDS:
             line = run.latest
@@ -178,8 +178,8 @@ class _Step:
         now = max(0.0, time.monotonic() - self._began)
         run = self._run
         if run is None:
-            return f"  {ninja.span(now)}  {self.name}"
+            return f"  {compiling.span(now)}  {self.name}"
         line, left = run.latest, run.left(now)
-        until = "" if left is None else f", about {ninja.about(left)} left"
+        until = "" if left is None else f", about {compiling.about(left)} left"
         percent = 100 * line.done // line.total
-        return f"  {line.done}/{line.total}, {percent} %  {ninja.span(now)}{until}  {line.name}"
+        return f"  {line.done}/{line.total}, {percent} %  {compiling.span(now)}{until}  {line.name}"

@@ -1,7 +1,9 @@
-"""Ninja's progress, read: how far a run of it is, and how long it will take.
+"""The progress of compiling, read: how far Ninja or Bazel is, and how long it will take.
 
 Pure. Ninja tells of each object when it is finished, as NINJA_STATUS="[%f/%t] " has it:
 https://ninja-build.org/manual.html#_environment_variables
+Bazel, where it writes to no terminal, tells every few seconds how many actions are done, of how
+many that it knows of so far: "[9 / 14] Compiling a/b.cc; 1s local ... (2 actions, 1 running)".
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 _FINISHED = re.compile(r"^\[([0-9]{1,7})/([0-9]{1,7})\] (.*)$")
+_OF_BAZEL = re.compile(r"^\[([0-9,]{1,9}) / ([0-9,]{1,9})\] ([^;(]*)")
 _LONGEST_NAME = 60
 # Measured on whisper.cpp for one target: 26.5 s of a core for an object of HIP, 5.0 s for another.
 _HIP_FACTOR = 5.0
@@ -26,43 +29,49 @@ _STEPS = ((10, 1), (60, 5), (math.inf, 10))
 
 @dataclass(frozen=True)
 class Finished:
-    """A line of Ninja's.
+    """A line of Ninja's or Bazel's.
 
     Attributes:
         done: How many objects are finished.
         total: How many there will be, as far as is known.
         name: The object's short name, such as acc.cu.
         is_hip: Whether it is device code, which takes long.
+        grows: Whether there may be more of them than is known, so that no count is the last.
     """
 
     done: int
     total: int
     name: str
     is_hip: bool
+    grows: bool = False
 
 
 def parse(text: str) -> Finished | None:
-    """Return what a line says of Ninja's progress, or None if it says nothing of that.
+    """Return what a line says of the progress, or None if it says nothing of that.
 
     >>> parse("[12/197] Building HIP object ggml/src/CMakeFiles/ggml-hip.dir/acc.cu.o")
-    Finished(done=12, total=197, name='acc.cu', is_hip=True)
+    Finished(done=12, total=197, name='acc.cu', is_hip=True, grows=False)
+    >>> parse("[1,234 / 5,678] Compiling xla/literal.cc; 12s local ... (2 actions running)")
+    Finished(done=1234, total=5678, name='literal.cc', is_hip=False, grows=True)
     """
-    match = _FINISHED.match(text)
+    match = _FINISHED.match(text) or _OF_BAZEL.match(text)
     if not match:
         return None
-    done, total = int(match[1]), int(match[2])
+    done, total = (int(number.replace(",", "") or 0) for number in match.group(1, 2))
     if not 0 < total >= done:
         return None
-    what = match[3].rstrip()
+    is_bazel = match.re is _OF_BAZEL
+    what = match[3].rstrip(" ." if is_bazel else None)
     last = what.rpartition(" ")[2]
     # CMake names the file at the end, "Building C object x.c.o"; others say a sentence.
     is_file = "/" in last or what.startswith(("Building ", "Linking "))
     name = last.rpartition("/")[2].removesuffix(".o") if is_file else what
-    return Finished(done, total, name[:_LONGEST_NAME], what.startswith("Building HIP object "))
+    is_hip = what.startswith("Building HIP object ")
+    return Finished(done, total, name[:_LONGEST_NAME], is_hip, grows=is_bazel)
 
 
 class Run:
-    """One run of Ninja.
+    """One run of Ninja or Bazel.
 
     Attributes:
         latest: The line that came last.
@@ -73,7 +82,7 @@ class Run:
         """Begin with the first line.
 
         Args:
-            began: When Ninja was started, in seconds of any clock.
+            began: When it was started, in seconds of any clock.
             first: The first line.
             at: When it came, on the same clock.
             hip: How many objects of HIP there are; 0 if that is not known.
@@ -90,7 +99,7 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether every object is finished."""
-        return self.latest.done == self.latest.total
+        return self.latest.done == self.latest.total and not self.latest.grows
 
     def goes_on_with(self, line: Finished) -> bool:
         """Tell whether a line is of this run: the total may change, the count never falls."""

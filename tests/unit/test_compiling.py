@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocbake import ninja
-from rocbake.ninja import Finished, Run
+from rocbake import compiling
+from rocbake.compiling import Finished, Run
 
 HIP = "Building HIP object ggml/src/ggml-hip/CMakeFiles/ggml-hip.dir/__/ggml-cuda/acc.cu.o"
 
@@ -22,7 +22,45 @@ HIP = "Building HIP object ggml/src/ggml-hip/CMakeFiles/ggml-hip.dir/__/ggml-cud
     ],
 )
 def test_a_line_names_what_was_made(text, name, is_hip):
-    assert ninja.parse(f"[12/197] {text}") == Finished(12, 197, name, is_hip)
+    assert compiling.parse(f"[12/197] {text}") == Finished(12, 197, name, is_hip)
+
+
+# What Bazel 7.7.1 printed, and the same of a build of thousands.
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[9 / 14] Compiling lib/greeting.cpp; 1s local ... (2 actions, 1 running)",
+            Finished(9, 14, "greeting.cpp", is_hip=False, grows=True),
+        ),
+        (
+            "[1,234 / 5,678] Compiling xla/service/gpu/x.cu.cc; 12s local, remote-cache ...",
+            Finished(1234, 5678, "x.cu.cc", is_hip=False, grows=True),
+        ),
+        (
+            "[12 / 14] 2 actions, 1 running",
+            Finished(12, 14, "2 actions, 1 running", is_hip=False, grows=True),
+        ),
+        (
+            "[14 / 14] [Prepa] action 'x'",
+            Finished(14, 14, "[Prepa] action 'x'", is_hip=False, grows=True),
+        ),
+    ],
+)
+def test_bazel_is_understood(text, expected):
+    assert compiling.parse(text) == expected
+
+
+def test_bazel_is_not_over_while_it_may_find_more():
+    run = Run(0.0, Finished(9, 9, "x", is_hip=False, grows=True), 10.0)
+
+    assert not run.is_over
+    assert run.goes_on_with(Finished(9, 14, "y", is_hip=False, grows=True))
+
+
+@pytest.mark.parametrize("text", ["[0 / 0] x", "[, / ,] x", "[2 / 1] x", "[1 /2] x", "[1 / 2]"])
+def test_what_looks_like_bazel_and_is_not_says_nothing(text):
+    assert compiling.parse(text) is None
 
 
 @pytest.mark.parametrize(
@@ -40,11 +78,11 @@ def test_a_line_names_what_was_made(text, name, is_hip):
     ],
 )
 def test_other_lines_say_nothing_of_progress(text):
-    assert ninja.parse(text) is None
+    assert compiling.parse(text) is None
 
 
 def test_a_name_is_short():
-    assert len(ninja.parse(f"[1/2] Generating {'x' * 500}").name) < 80
+    assert len(compiling.parse(f"[1/2] Generating {'x' * 500}").name) < 80
 
 
 def compiled(*parts, hip=0, total=100):
@@ -196,7 +234,7 @@ def test_time_left_is_never_nonsense(lines, hip, later):
 
 @given(st.floats(0, 1e9))
 def test_a_guess_is_at_least_what_it_is_about(seconds):
-    words = ninja.about(seconds).split()
+    words = compiling.about(seconds).split()
     numbers = [int(word) for word in words if word.isdigit()]
     minutes = numbers[0] * 60 + numbers[1] if len(numbers) == 2 else numbers[0]
 
@@ -216,7 +254,7 @@ def test_a_guess_is_at_least_what_it_is_about(seconds):
     ],
 )
 def test_spans_are_said_as_people_do(seconds, expected):
-    assert ninja.span(seconds) == expected
+    assert compiling.span(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -234,4 +272,4 @@ def test_spans_are_said_as_people_do(seconds, expected):
     ],
 )
 def test_guesses_are_rounded(seconds, expected):
-    assert ninja.about(seconds) == expected
+    assert compiling.about(seconds) == expected
