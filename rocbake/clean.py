@@ -130,19 +130,14 @@ def _cache(project: Project, cache: Cache, *, everything: bool) -> Iterator[Left
 def _locked(project: Project) -> set[str] | None:
     """Return the digests of every source in any lock; None while one cannot be read."""
     try:
-        packages = [
-            deb.sha256
-            for container in project.containers.values()
-            for deb in lock.read_container(container).packages
-        ]
-        sources = [
-            source.sha256
-            for recipe in project.recipes.values()
-            for source in lock.read_recipe(recipe).sources
-        ]
+        containers = [lock.read_container(one) for one in project.containers.values()]
+        recipes = [lock.read_recipe(one) for one in project.recipes.values()]
     except LockError:
         return None
-    return {*packages, *sources}
+    return {
+        *(source.sha256 for one in containers for source in (*one.packages, *one.sources)),
+        *(source.sha256 for one in recipes for source in one.sources),
+    }
 
 
 def _size(path: Path) -> int:

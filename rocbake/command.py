@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocbake import bazel, golden, log, mirror, option, plan, project, run, show, target
+from rocbake import bazel, golden, log, mirror, option, plan, project, run, show, target, wish
 from rocbake import lock as locks
 from rocbake.cache import Cache
 from rocbake.errors import (
@@ -235,6 +235,10 @@ def fetch(
     for recipe in chosen if not made else ():
         fresh, recipe_lock = locks.require_fresh(recipe.containers, recipe)
         sources += [deb for one in fresh.values() for deb in one.packages]
+        for container in recipe.containers:
+            usual = [one for one in container.file.sources if one.targets is None]
+            files_of = wish.answers(usual, fresh[container.name].sources)
+            sources += [one for one in files_of if one is not None]
         sources += recipe_lock.sources
         snapshots += [lock.snapshot for lock in fresh.values()]
     with log.step("Fetching sources"):

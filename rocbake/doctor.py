@@ -314,7 +314,7 @@ class _Patient:
         told = set()
         for recipe in self._project.recipes.values() if self._project else ():
             try:
-                locks, _ = lock.require_fresh(recipe.containers, recipe)
+                locks, recipe_lock = lock.require_fresh(recipe.containers, recipe)
             except LockError as stale:
                 # Recipes share containers, and what is wrong with those.
                 for line in str(stale).splitlines():
@@ -325,6 +325,8 @@ class _Patient:
             snapshot = max(one.snapshot for one in locks.values())
             count = sum(len(one.packages) for one in locks.values())
             says = f"{recipe.name}: {count} packages as of {snapshot}"
+            if names := lock.unrecorded(recipe, locks, recipe_lock):
+                says += f"; files of {', '.join(names)} were never recorded"
             yield Finding(subject="locks", says=says)
 
     def clock(self) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rocbake import lock, plan, store, target
-from rocbake.errors import LockError
+from rocbake.errors import LockError, TargetError
 from rocbake.lock import Recorded
 
 if TYPE_CHECKING:
@@ -79,9 +79,12 @@ def current_keys(project: Project, entries: Sequence[Entry]) -> set[str] | None:
             one = recipe.built_for(targets, asked)
             try:
                 locks, recipe_lock = lock.require_fresh(one.containers, one)
+                made = plan.make(one, targets, locks=locks, recipe_lock=recipe_lock, asked=asked)
             except LockError:
                 return None
-            made = plan.make(one, targets, locks=locks, recipe_lock=recipe_lock, asked=asked)
+            except TargetError:
+                # There are containers' files for other targets, and none for these any more.
+                continue
             keys |= {made.key, *(layer.key for layer in made.layers)}
     return keys
 

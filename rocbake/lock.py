@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from rocbake import digest
+from rocbake import digest, wish
 from rocbake.document import shown
 from rocbake.errors import LockError
-from rocbake.source import Deb, Sha256, Source, Url
+from rocbake.source import Deb, Deps, Sha256, Source, Url
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from rocbake.container import Container
@@ -121,24 +122,24 @@ class RecipeLock(_Lock):
 
 def container_wish(container: Container) -> dict[str, Any]:
     """Return what a container's lock answers, its own and what it takes over from the root."""
-    wish: dict[str, Any] = {
+    wanted: dict[str, Any] = {
         "archive": container.archive.model_dump(mode="json"),
         "keyring": digest.sha256_file(container.keyring),
         "packages": sorted(set(container.file.packages)),
     }
     if container.file.sources:
-        wish["sources"] = [one.model_dump(mode="json") for one in container.file.sources]
-    return wish
+        wanted["sources"] = [one.model_dump(mode="json") for one in container.file.sources]
+    return wanted
 
 
 def recipe_wish(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe's lock answers."""
-    wish: dict[str, Any] = {
-        "sources": [wish.model_dump(mode="json") for wish in recipe.file.sources]
+    wanted: dict[str, Any] = {
+        "sources": [one.model_dump(mode="json") for one in recipe.file.sources]
     }
     if recipe.file.bazel:
-        wish["bazel"] = recipe.file.bazel.model_dump(mode="json")
-    return wish
+        wanted["bazel"] = recipe.file.bazel.model_dump(mode="json")
+    return wanted
 
 
 def read_container(container: Container) -> ContainerLock:
@@ -273,6 +274,25 @@ def require_fresh(
         options = " ".join(f"--name {name}" for name in names)
         raise LockError("\n".join(found), hint=f"invoke lock {options}")
     return locks, recipe_lock
+
+
+def unrecorded(
+    recipe: Recipe, locks: Mapping[str, ContainerLock], recipe_lock: RecipeLock
+) -> list[str]:
+    """Return whose locks lack a file that every build of a recipe needs, whatever its targets."""
+    found = [
+        one.name
+        for one in recipe.containers
+        if None
+        in wish.answers(
+            [each for each in one.file.sources if each.targets is None], locks[one.name].sources
+        )
+    ]
+    is_short = None in wish.answers(recipe.file.sources, recipe_lock.sources)
+    has_deps = any(isinstance(one, Deps) for one in recipe_lock.sources)
+    if is_short or (recipe.file.bazel and not has_deps):
+        found.append(recipe.name)
+    return found
 
 
 def write(lock: ContainerLock | RecipeLock, folder: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rocbake import bake, bazel, plan
+from rocbake import bake, bazel, lock, plan
 from rocbake.bazel import BazelWish, Remote, parse_remote
 from rocbake.errors import LockError, UsageError
 from rocbake.source import Deps
@@ -162,6 +162,18 @@ def test_unrecorded_downloads_stop_a_build(built):
     with pytest.raises(LockError, match="what Bazel downloads"):
         plan.require_recorded([made])
     assert made.deps is None
+
+
+def test_what_was_never_recorded_is_known_by_whose_lock_lacks_it(built):
+    recipe = built.load().recipes["tool"]
+    locks = {one.name: lock.read_container(one) for one in recipe.containers}
+    recorded = lock.read_recipe(recipe)
+    whole = recorded.model_copy(update={"sources": with_deps(built.plan()).sources})
+    short = whole.model_copy(update={"sources": whole.sources[1:]})
+
+    assert lock.unrecorded(recipe, locks, recorded) == ["tool"]
+    assert lock.unrecorded(recipe, locks, whole) == []
+    assert lock.unrecorded(recipe, locks, short) == ["tool"]
 
 
 def test_downloads_are_no_file_to_fetch(built):

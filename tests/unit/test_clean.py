@@ -168,6 +168,28 @@ def test_artifact_whose_removal_is_cut_off_is_not_listed(find, kept, put, monkey
     assert find() == []
 
 
+def test_files_that_containers_are_made_of_stay(find, cache, checkout):
+    path = checkout.root / "containers/small/container.yaml"
+    path.write_text(
+        path.read_text()
+        + "sources: [{url: 'https://x.invalid/rocm', targets: gfx1201}, {url: 'https://x.invalid/a'}]\n"
+    )
+    checkout.lock()
+    for url in ("https://x.invalid/rocm", "https://x.invalid/a"):
+        source(checkout, cache, url)
+
+    assert find() == []
+
+
+def test_artifact_for_a_target_that_no_file_is_for_any_more_goes(find, checkout, kept, put):
+    path = checkout.root / "containers/small/container.yaml"
+    path.write_text(path.read_text() + "sources: [{url: 'https://x.invalid/a', targets: gfx942}]\n")
+    checkout.lock()
+    put(kept)
+
+    assert "its recipe or lock has changed since" in [why for _, why in told(find())]
+
+
 def test_sources_in_no_lock_go(find, cache, checkout):
     locked = source(checkout, cache, "hipcc 1:7.2.4-1 (amd64)")
     stray = source(checkout, cache, "in no lock")
