@@ -41,6 +41,7 @@ def _help(*shared: str, **own: str) -> dict[str, str]:
         "jobs",
         dry_run="print the plan and stop",
         force="build even what is in the store",
+        no_pull="build even what the remote store of ROCBAKE_REMOTE has",
         bazel_remote_cache="address of Bazel's remote cache, for recipes that Bazel builds",
         bazel_remote_executor="address of Bazel's remote execution; logins are in ~/.netrc",
     ),
@@ -54,6 +55,7 @@ def build(
     json: bool = False,
     offline: bool = False,
     force: bool = False,
+    no_pull: bool = False,
     jobs: str | None = None,
     bazel_remote_cache: str = "",
     bazel_remote_executor: str = "",
@@ -70,6 +72,7 @@ def build(
         jobs=jobs,
         remote_cache=bazel_remote_cache,
         remote_executor=bazel_remote_executor,
+        no_pull=no_pull,
     )
 
 
@@ -193,6 +196,52 @@ def export(
 
 
 @verb(
+    iterable=["target", "set"],
+    help=_help(
+        "target",
+        "set",
+        "json",
+        recipe="recipe, where there are several",
+        to="remote store, file:///FOLDER; ROCBAKE_REMOTE if not given",
+    ),
+)
+def push(
+    context: Context,
+    target: list[str],
+    set: list[str],
+    recipe: str = "",
+    to: str = "",
+    json: bool = False,
+) -> None:
+    """Write an artifact into a remote store; what is there is not written again."""
+    command.push(target, recipe, to, as_json=json, settings=set)
+
+
+@verb(
+    iterable=["target", "recipe", "set"],
+    help=_help(
+        "target",
+        "recipe",
+        "set",
+        "json",
+        from_="remote store, https://HOST/FOLDER or file:///FOLDER; ROCBAKE_REMOTE if not given",
+        no_fit_check="take what does not fit this machine; what is passed over is told",
+    ),
+)
+def pull(
+    context: Context,
+    target: list[str],
+    recipe: list[str],
+    set: list[str],
+    from_: str = "",
+    no_fit_check: bool = False,
+    json: bool = False,
+) -> None:
+    """Bring artifacts from a remote store, if the locks vouch for them and they fit."""
+    command.pull(target, recipe, from_, no_fit_check=no_fit_check, as_json=json, settings=set)
+
+
+@verb(
     help=_help(
         "json",
         yes="remove it",
@@ -283,5 +332,18 @@ def check(context: Context) -> None:
 
 
 namespace = Collection(
-    build, check, clean, doctor, export, fetch, list_, lock, show, smoke, test, verify
+    build,
+    check,
+    clean,
+    doctor,
+    export,
+    fetch,
+    list_,
+    lock,
+    pull,
+    push,
+    show,
+    smoke,
+    test,
+    verify,
 )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocbake import golden, oci, store
-from rocbake.errors import BuildError, ReproError
+from rocbake import golden, log, oci, store
+from rocbake.errors import BuildError, FetchError, ReproError, TrustError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rocbake.plan import Plan
     from rocbake.project import Project
+    from rocbake.remote import Remote
     from rocbake.store import Entry
     from rocbake.workshop import Workshop
 
@@ -23,7 +24,7 @@ class Outcome:
 
     Attributes:
         entry: The artifact.
-        state: `built` or `reused`.
+        state: `built`, `reused` or `pulled`.
         recorded: `reproduced`, `differs` or `not recorded`, against the lock.
         difference: The first thing that differs from the lock's record.
         seconds: How long it took.
@@ -36,19 +37,26 @@ class Outcome:
     seconds: float
 
 
-def build(made: Sequence[Plan], *, workshop: Workshop, force: bool = False) -> list[Outcome]:
+def build(
+    made: Sequence[Plan], *, workshop: Workshop, force: bool = False, origin: Remote | None = None
+) -> list[Outcome]:
     """Build plans that the store does not have, one after the other.
 
     Args:
         made: What to build.
         workshop: Where things are.
         force: Build even what the store has.
+        origin: A remote store, which may have what is not here.
 
     Raises:
         RocbakeError: The kind says which step failed; see docs/exit-codes.md.
     """
     outcomes: list[Outcome] = []
     for one in made:
+        if origin and not force and not workshop.store.find(one.name, one.tag, one.key):
+            outcomes += _pulled(one, origin, workshop)
+            if outcomes and outcomes[-1].entry.artifact.key == one.key:
+                continue
         with workshop.store.only_one(f"{one.name}-{one.tag}"):
             entry = None if force else workshop.store.find(one.name, one.tag, one.key)
             if entry:
@@ -64,6 +72,31 @@ def build(made: Sequence[Plan], *, workshop: Workshop, force: bool = False) -> l
                     for entry, seconds in keep.make(one, workshop=workshop, force=force)
                 ]
     return outcomes
+
+
+def _pulled(one: Plan, origin: Remote, workshop: Workshop) -> list[Outcome]:
+    """Bring an artifact from a remote store; nothing where that has none that is vouched for."""
+    from rocbake import transfer  # noqa: PLC0415 - as in build()
+
+    try:
+        entry = transfer.pull(
+            one,
+            origin,
+            project=workshop.project,
+            store=workshop.store,
+            cache=workshop.cache,
+            # It is not said that it is to run on this machine.
+            skip_fit=True,
+        )
+    except (FetchError, TrustError) as failed:
+        log.say(f"  not pulled, so it is built: {failed}")
+        return []
+    return [pulled(workshop.project, entry)]
+
+
+def pulled(project: Project, entry: Entry) -> Outcome:
+    """Return what is to be told of an artifact that came from a remote store."""
+    return _outcome(project, entry, "pulled", 0.0)
 
 
 def _check(entry: Entry) -> None:

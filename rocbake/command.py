@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rocbake.option import Choice
     from rocbake.plan import Plan
     from rocbake.project import Project
+    from rocbake.remote import Remote
     from rocbake.source import Source
     from rocbake.store import Entry
     from rocbake.target import TargetSet
@@ -99,6 +100,7 @@ def build(
     jobs: str | None = None,
     remote_cache: str = "",
     remote_executor: str = "",
+    no_pull: bool = False,
 ) -> None:
     """Build, or show what would be built."""
     _require_target("build", targets)
@@ -124,7 +126,9 @@ def build(
         jobs=at_once,
         remote=remote,
     )
-    outcomes = building.build(made, workshop=workshop, force=force)
+    outcomes = building.build(
+        made, workshop=workshop, force=force, origin=None if no_pull or offline else _origin()
+    )
     show.outcomes(outcomes, as_json=as_json)
     building.require_reproduced(outcomes)
 
@@ -356,6 +360,63 @@ def export(
         exporting.to_github(environment, paths[0], job=os.environ)
     for text in exporting.in_shell(environment, paths[0]):
         show.line(text)
+
+
+def _origin() -> Remote | None:
+    """Return the remote store that ROCBAKE_REMOTE names, if it does."""
+    if not os.environ.get("ROCBAKE_REMOTE"):
+        return None
+    from rocbake import remote
+
+    return remote.parse("", os.environ, option="--from")
+
+
+def push(
+    targets: Sequence[str],
+    recipe: str,
+    address: str,
+    *,
+    as_json: bool,
+    settings: Sequence[str] = (),
+) -> None:
+    """Write an artifact into a remote store."""
+    from rocbake import remote, transfer
+
+    _require_target("push", targets)
+    to = remote.parse(address, os.environ, option="--to")
+    _, entry = _entry(project.load(), "push", targets, recipe, settings)
+    pushed = transfer.push(entry, to)
+    show.pushed(entry.artifact, pushed.files, pushed.written, as_json=as_json)
+
+
+def pull(
+    targets: Sequence[str],
+    recipes: Sequence[str],
+    address: str,
+    *,
+    no_fit_check: bool,
+    as_json: bool,
+    settings: Sequence[str] = (),
+) -> None:
+    """Bring artifacts from a remote store, if the locks vouch for them and they fit."""
+    from rocbake import build as building
+    from rocbake import remote, transfer
+
+    _require_target("pull", targets)
+    origin = remote.parse(address, os.environ, option="--from")
+    loaded = project.load()
+    entries = [
+        transfer.pull(
+            one,
+            origin,
+            project=loaded,
+            store=_store(loaded),
+            cache=Cache(),
+            skip_fit=no_fit_check,
+        )
+        for one in _whole_plans(loaded, targets, recipes, settings)
+    ]
+    show.outcomes([building.pulled(loaded, entry) for entry in entries], as_json=as_json)
 
 
 def verify(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rocbake.plan import Plan
     from rocbake.project import Project
     from rocbake.report import Report
-    from rocbake.store import Entry, Store
+    from rocbake.store import Artifact, Entry, Store
     from rocbake.verify import Comparison
 
 _WIDE = 200
@@ -178,6 +178,14 @@ def outcomes(made: Sequence[Outcome], *, as_json: bool) -> None:
     for one in made:
         if one.entry.archive_path:
             line(str(one.entry.archive_path))
+
+
+def pushed(artifact: Artifact, files: int, written: int, *, as_json: bool) -> None:
+    """Print what a push wrote."""
+    if as_json:
+        _print_json({"key": artifact.key, "files": files, "written": written})
+    else:
+        line(f"{artifact.image.reference}: {files} files, {size(written)} written")
 
 
 def changes(made: Mapping[str, Sequence[str]], *, as_json: bool) -> None:

@@ -180,7 +180,7 @@ class Store:
 
     def folder(self, name: str, tag: str, key: str) -> Path:
         """Return where the artifact of this key lies, or would."""
-        return self.root / name / f"{tag}-{key[:_KEY_LENGTH]}"
+        return self.root / name / key_folder(tag, key)
 
     def put(self, staged: Path, artifact: Artifact) -> Entry:
         """Take a folder with everything but artifact.json into the store, by one rename."""
@@ -283,6 +283,11 @@ class Store:
         key = work.rpartition("-")[2] if work.startswith("old-") else ""
         swaps = folder.glob(f"{key}*.lock") if len(key) == _KEY_LENGTH else ()
         return [path for path in (own, *swaps) if path.exists()]
+
+
+def key_folder(tag: str, key: str) -> str:
+    """Return the name of an artifact's folder below its recipe's."""
+    return f"{tag}-{key[:_KEY_LENGTH]}"
 
 
 def file_digests(folder: Path, manifest: str = MANIFEST) -> dict[str, str]:

@@ -135,6 +135,7 @@ def test_repeated_option_gives_every_value(invoke, calls):
         "jobs": None,
         "remote_cache": "",
         "remote_executor": "",
+        "no_pull": False,
     }
 
 
