@@ -478,3 +478,13 @@ def test_lock_without_what_cannot_be_had_ends_with_the_command_to_go_on(said, mo
     assert caught.value.hint == (
         "invoke lock --name tool --target gfx1100,gfx1201  where they can be reached"
     )
+
+
+def test_build_of_what_no_lock_names_stops_before_any_work(checkout, own_checkout, monkeypatch):
+    from rocbake import build  # noqa: PLC0415 - what must not be reached
+
+    monkeypatch.setattr(build, "build", None)
+    checkout.lock(unrecorded=["https://example.invalid/data.tar"])
+
+    with pytest.raises(LockError, match="nobody has recorded them"):
+        command.build(["gfx1201"], [], dry_run=False, as_json=False, offline=False, force=False)

@@ -103,3 +103,50 @@ def test_no_text_breaks_it(tmp_path_factory, text):
 @given(data=st.binary(max_size=60))
 def test_no_bytes_break_it(tmp_path_factory, data):
     told(tmp_path_factory.mktemp("dockerfile"), data)
+
+
+ONLINE = """\
+FROM base AS offline
+RUN {offline} true
+FROM base AS downloading
+RUN {online} true
+FROM base
+RUN --network=none true
+"""
+
+
+def told_online(tmp_path, offline="--network=none", online="--network=default"):
+    path = tmp_path / "Dockerfile"
+    path.write_text(ONLINE.format(offline=offline, online=online))
+    found = dockerfile.problems(path, contexts=["base"], online=["downloading"])
+    return [(one.line, one.message.split(":")[0]) for one in found]
+
+
+SECRET = "--mount=type=secret,id=netrc,target=/x"
+
+
+def test_stage_that_is_named_may_have_a_network_and_no_other(tmp_path):
+    without = "RUN without --network=none"
+
+    assert told_online(tmp_path) == []
+    assert told_online(tmp_path, online="--network=none") == []
+    assert told_online(tmp_path, offline="--network=default") == [(2, without)]
+    assert told_online(tmp_path, online="--network=host") == [(4, without)]
+    assert told_online(tmp_path, online="") == [(4, without)]
+
+
+def test_logins_are_for_the_stage_with_a_network_alone(tmp_path):
+    mount = "RUN --mount type=secret"
+
+    assert told_online(tmp_path, online=f"--network=default {SECRET}") == []
+    assert told_online(tmp_path, offline=f"--network=none {SECRET}") == [(2, mount)]
+    other = SECRET.replace("netrc", "token")
+    assert told_online(tmp_path, online=f"--network=default {other}") == [(4, mount)]
+
+
+def test_caches_of_compilers_are_the_only_ones(tmp_path):
+    mount = "--network=none --mount=type=cache,target=/x,id="
+
+    assert told_online(tmp_path, offline=f"{mount}rocbake-bazel") == []
+    assert told_online(tmp_path, offline=f"{mount}rocbake-ccache") == []
+    assert told_online(tmp_path, offline=f"{mount}other") == [(2, "RUN --mount type=cache")]

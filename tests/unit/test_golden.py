@@ -1,6 +1,6 @@
 import pytest
 
-from rocbake import golden, lock
+from rocbake import golden, lock, store
 from rocbake.errors import BuildError, LockError
 from rocbake.store import Store
 
@@ -32,6 +32,22 @@ def test_what_is_recorded_is_reproduced(checkout, entry):
     assert record.archive == entry.artifact.archive.sha256
     assert sorted(record.files) == ["bin/x", "lib/y"]
     assert golden.compare(entry, record) is None
+
+
+def test_gzip_is_known_by_the_tar_inside(checkout, entry):
+    """Every deflate writes other bytes of the same tar."""
+    packed = entry.artifact.archive.model_copy(update={"file_name": "tool.tar.gz"})
+    here = store.Entry(entry.folder, entry.artifact.model_copy(update={"archive": packed}))
+    elsewhere = packed.model_copy(update={"sha256": "e" * 64})
+    there = store.Entry(entry.folder, here.artifact.model_copy(update={"archive": elsewhere}))
+    other = packed.model_copy(update={"tar_sha256": "f" * 64})
+    changed = store.Entry(entry.folder, here.artifact.model_copy(update={"archive": other}))
+    record = recorded(checkout, entry).model_copy(update={"archive": packed.tar_sha256})
+
+    assert packed.identity == packed.tar_sha256
+    assert golden.compare(here, record) is None
+    assert golden.compare(there, record) is None
+    assert "expected sha256" in golden.compare(changed, record)
 
 
 def test_recording_changes_neither_plan_nor_the_rest_of_the_lock(checkout, entry):

@@ -265,6 +265,52 @@ def test_manifest_that_is_not_the_archives_is_refused(entry, there, pull, other)
     assert other.entries() == []
 
 
+def swap(there, entry, path, data):
+    """Have the remote store's index say that a file of the artifact is another one."""
+    sha256 = store.digest.sha256_bytes(data)
+    (there.folder / "blobs/sha256" / sha256).write_bytes(data)
+
+    def edit(told):
+        (row,) = [one for one in told["files"] if one["path"] == path]
+        row.update(sha256=sha256, size=len(data))
+
+    change(there, entry, edit)
+
+
+def test_layer_that_is_not_what_its_name_says_is_refused(entry, there, pull, other):
+    transfer.push(entry, there)
+    layer = entry.artifact.image.layers[0].removeprefix("sha256:")
+    path = f"image/blobs/sha256/{layer}"
+    size = (entry.folder / path).stat().st_size
+    swap(there, entry, path, bytes(size))
+
+    with pytest.raises(TrustError, match="not what its own record says"):
+        pull(there)
+    assert other.entries() == []
+
+
+def test_whole_image_of_somebody_else_is_refused(entry, there, pull, other, make_image):
+    transfer.push(entry, there)
+    evil = make_image({"usr/bin/x": b"evil"}).folder
+
+    def edit(told):
+        told["files"] = [one for one in told["files"] if not one["path"].startswith("image/")]
+
+    change(there, entry, edit)
+    for path in (one for one in evil.rglob("*") if one.is_file()):
+        name = f"image/{path.relative_to(evil).as_posix()}"
+        change(
+            there,
+            entry,
+            lambda told, name=name: told["files"].append({"path": name, "sha256": "", "size": 0}),
+        )
+        swap(there, entry, name, path.read_bytes())
+
+    with pytest.raises(TrustError, match="expected the image sha256:"):
+        pull(there)
+    assert other.entries() == []
+
+
 @pytest.mark.parametrize("path", ["../x", "/etc/x", ".ssh/x", "a/../../x", "a//b", "", "a\n"])
 def test_path_that_leaves_the_folder_is_refused(entry, there, pull, path):
     transfer.push(entry, there)

@@ -173,6 +173,20 @@ def test_recording_a_file_leaves_the_layers_above_fresh(rich):
     assert not before.is_as(after)
 
 
+def test_another_family_leaves_the_layers_above_fresh(rich):
+    small = rich.load().containers["small"]
+    before = lock.read_container(small)
+
+    rich.edit(
+        "containers/small/container.yaml",
+        f"  - url: {ANY}\n",
+        f"  - url: {ANY}\n  - {{url: {ANY}2, targets: gfx942}}\n",
+    )
+    rich.lock()
+
+    assert lock.read_container(small).digest == before.digest
+
+
 @pytest.mark.parametrize("text", ["gfx9999", "rdna99", ""])
 def test_target_set_that_is_none_is_refused(text):
     with pytest.raises(ValidationError):
