@@ -1,4 +1,4 @@
-"""Archives: a folder as tar, tar.zst or tar.gz whose bytes depend on its content alone, and back.
+"""Archives: a folder as tar, tar.zst or tar.gz whose bytes depend on its content alone.
 
 Not in the bytes: the order of the file system, owners, dates, umask, locale, the path of the
 folder and the number of threads. What an archive means, and where it is kept, is for others.
@@ -10,27 +10,33 @@ import contextlib
 import hashlib
 import operator
 import os
-import re
-import shutil
 import stat
 import tempfile
 import zlib
-from collections import deque
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from rocbake.errors import BuildError
+from rocbake.member import (
+    BLOCK,
+    CHUNK,
+    FLAGS,
+    GZIP,
+    Member,
+    MemberType,
+    check_links,
+    explained,
+    is_plain,
+    padded,
+    shown,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-_BLOCK = 512
-_CHUNK = 1 << 20
+    from collections.abc import Callable, Iterator
 
 # The last bytes of every archive: two blocks of zeros, and no padding to a tape's record.
-_END = bytes(2 * _BLOCK)
+_END = bytes(2 * BLOCK)
 
 # The header's fields hold these; what does not fit goes into an extended (PAX) header.
 _LONGEST_NAME = 100
@@ -50,25 +56,6 @@ _MOST_THREADS = 8
 # What one worker compresses at a time, in bytes. It decides about the archive's bytes; libzstd's
 # own choice, 16 MiB here, gains 1.7 % and takes 158 MB of memory for two workers.
 _JOB_SIZE = 1 << 20
-
-# An archive that says it needs a larger window than this was not written here.
-_LARGEST_WINDOW = 8 << 20
-
-# Compressed bytes taken at once. Four of them can stand for 128 KiB, so this bounds the memory, and
-# costs nothing: 450 MB take 1.1 s this way, 0.7 s in pieces of 128 KiB.
-_COMPRESSED_CHUNK = 128
-
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-
-# RFC 1952. The header that zlib writes by itself has no name, the date 0, and Unix as its system.
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP = zlib.MAX_WBITS + 16
-
-# Far above what a name and a link's target take; a larger one is there to fill the memory.
-_LARGEST_EXTENDED_HEADER = 64 << 10
-
-# 64 GiB: three times the whole of ROCm.
-_UNPACKED_LIMIT = 64 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,47 +81,6 @@ class ArchiveDigest:
     size: int
     tar_sha256: str
     tar_size: int
-
-
-class MemberType(StrEnum):
-    """What a member of an archive can be; nothing else is ever written or unpacked."""
-
-    FILE = "file"
-    FOLDER = "folder"
-    SYMLINK = "symlink"
-    HARDLINK = "hardlink"
-
-
-_FLAGS = {
-    MemberType.FILE: b"0",
-    MemberType.HARDLINK: b"1",
-    MemberType.SYMLINK: b"2",
-    MemberType.FOLDER: b"5",
-}
-_TYPES = {flag: kind for kind, flag in _FLAGS.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One entry of an archive.
-
-    Attributes:
-        name: Relative path with `/` between its parts and none at its end.
-        type: What it is.
-        mode: Permission bits.
-        size: Of the content, in bytes; 0 for what is not a file.
-        mtime: Seconds since 1970.
-        linkname: What a symlink says, or the name of the earlier member a hardlink is; else "".
-        sha256: Of a file's content, bare hexadecimal; else "".
-    """
-
-    name: str
-    type: MemberType
-    mode: int
-    size: int = 0
-    mtime: int = 0
-    linkname: str = ""
-    sha256: str = ""
 
 
 class _Sink(Protocol):
@@ -209,9 +155,9 @@ def write_tar(
     plan = _plan(root, prefix)
     if isinstance(destination, Path):
         _check_outside(root, destination)
-        with _explained(f"cannot write {destination}"), _atomic(destination) as stream:
+        with explained(f"cannot write {destination}"), _atomic(destination) as stream:
             return _write_members(plan, stream, epoch, progress)
-    with _explained(f"cannot archive {root}"):
+    with explained(f"cannot archive {root}"):
         return _write_members(plan, destination, epoch, progress)
 
 
@@ -243,10 +189,10 @@ def write_archive(
     """
     plan = _plan(root, prefix)
     _check_outside(root, destination)
-    with _explained(f"cannot write {destination}"), _atomic(destination) as stream:
+    with explained(f"cannot write {destination}"), _atomic(destination) as stream:
         packed = _Hashed(stream)
         compressor = (
-            zlib.compressobj(wbits=_GZIP)
+            zlib.compressobj(wbits=GZIP)
             if destination.name.endswith(".gz")
             else _zstd(_tar_size(plan), threads)
         )
@@ -283,9 +229,9 @@ class _Planned:
 
 def _plan(root: Path, prefix: str) -> list[_Planned]:
     """Return what is in a folder, sorted by the bytes of the names, every type checked."""
-    if prefix and not _is_plain(prefix):
+    if prefix and not is_plain(prefix):
         raise BuildError(f"archive prefix {prefix!r} must be a relative path without . and ..")
-    with _explained(f"cannot archive {root}"):
+    with explained(f"cannot archive {root}"):
         found = sorted(_walk(os.fspath(root)), key=operator.itemgetter(0))
     names: dict[tuple[int, int], str] = {}
     links: dict[str, str] = {}
@@ -296,12 +242,12 @@ def _plan(root: Path, prefix: str) -> list[_Planned]:
         planned.append(_Planned(Member(parent, MemberType.FOLDER, 0o755), ""))
     for raw_name, entry in found:
         name = os.fsdecode(raw_name)
-        with _explained(f"cannot archive {root}"):
+        with explained(f"cannot archive {root}"):
             member = _inspect(name, entry, names)
         if member.type is MemberType.SYMLINK:
             links[name] = member.linkname
         planned.append(_Planned(_below(prefix, member), entry.path))
-    _check_links(links)
+    check_links(links)
     return planned
 
 
@@ -326,10 +272,10 @@ def _inspect(name: str, entry: os.DirEntry[str], names: dict[tuple[int, int], st
         _check_utf8(name, target)
         return Member(name, MemberType.SYMLINK, 0o777, linkname=target)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise BuildError(f"{_shown(name)} is neither a file, a folder nor a link")
+        raise BuildError(f"{shown(name)} is neither a file, a folder nor a link")
     if status.st_mode & 0o7000:
         raise BuildError(
-            f"{_shown(name)} is setuid, setgid or sticky: mode {stat.S_IMODE(status.st_mode):04o}"
+            f"{shown(name)} is setuid, setgid or sticky: mode {stat.S_IMODE(status.st_mode):04o}"
         )
     if stat.S_ISDIR(status.st_mode):
         return Member(name, MemberType.FOLDER, 0o755)
@@ -355,7 +301,7 @@ def _below(prefix: str, member: Member) -> Member:
 
 def _tar_size(plan: list[_Planned]) -> int:
     headers = sum(len(_header(planned.member, 0)) for planned in plan)
-    return headers + sum(_padded(planned.member.size) for planned in plan) + len(_END)
+    return headers + sum(padded(planned.member.size) for planned in plan) + len(_END)
 
 
 def _write_members(
@@ -377,14 +323,14 @@ def _write_content(planned: _Planned, tar: _Hashed) -> None:
     # A file that was swapped for a link or a pipe since it was looked at must not be followed.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(planned.path, flags), "rb", buffering=0) as stream:
-        while chunk := stream.read(min(_CHUNK, left) or 1):
+        while chunk := stream.read(min(CHUNK, left) or 1):
             if len(chunk) > left:
-                raise BuildError(f"{_shown(planned.member.name)} grew while it was archived")
+                raise BuildError(f"{shown(planned.member.name)} grew while it was archived")
             tar.write(chunk)
             left -= len(chunk)
     if left:
-        raise BuildError(f"{_shown(planned.member.name)} shrank while it was archived")
-    tar.write(bytes(_padded(planned.member.size) - planned.member.size))
+        raise BuildError(f"{shown(planned.member.name)} shrank while it was archived")
+    tar.write(bytes(padded(planned.member.size) - planned.member.size))
 
 
 def _header(member: Member, epoch: int) -> bytes:
@@ -404,13 +350,13 @@ def _header(member: Member, epoch: int) -> bytes:
         mode=member.mode,
         size=member.size,
         mtime=epoch,
-        flag=_FLAGS[member.type],
+        flag=FLAGS[member.type],
     )
     if not records:
         return block
     # One name for all extended headers: a reader that knows none of them sees one odd file.
     before = _block(b"././@PaxHeader", mode=0o644, size=len(records), mtime=epoch, flag=b"x")
-    return before + records.ljust(_padded(len(records)), b"\0") + block
+    return before + records.ljust(padded(len(records)), b"\0") + block
 
 
 def _record(key: bytes, value: bytes) -> bytes:
@@ -448,80 +394,17 @@ def _block(
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 
 
-def _padded(size: int) -> int:
-    return -(-size // _BLOCK) * _BLOCK
-
-
 def _check_utf8(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
         what = "has a name" if text == name else "is a link to a name"
-        raise BuildError(f"{_shown(name)} {what} that is not UTF-8") from None
+        raise BuildError(f"{shown(name)} {what} that is not UTF-8") from None
 
 
 def _check_outside(root: Path, destination: Path) -> None:
     if root.resolve() in destination.resolve().parents:
         raise BuildError(f"{destination} is inside the folder to be archived, {root}")
-
-
-def _is_plain(path: str) -> bool:
-    """Tell whether a relative path says what it means: no empty part, no `.` and no `..`."""
-    return not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
-
-
-def _leaves(name: str, links: Mapping[str, str]) -> bool:
-    """Tell whether following a symlink goes above the top of the archive at any point.
-
-    Args:
-        name: The symlink.
-        links: What each symlink of the archive says, by its name. Their folders are real ones.
-
-    >>> _leaves("a/b", {"a/b": "../c"}), _leaves("a/b", {"a/b": "../../c"})
-    (False, True)
-    """
-    here = name.split("/")[:-1]
-    todo = deque(links[name].split("/"))
-    # As many links as Linux follows: beyond that, and in a circle, nothing can be reached.
-    followed = 0
-    while todo and followed < 40:  # noqa: PLR2004 - said above
-        part = todo.popleft()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            if not here:
-                return True
-            here.pop()
-            continue
-        here.append(part)
-        target = links.get("/".join(here))
-        if target is not None:
-            here.pop()
-            followed += 1
-            todo.extendleft(reversed(target.split("/")))
-    return False
-
-
-def _check_links(links: Mapping[str, str]) -> None:
-    for name, target in links.items():
-        if target.startswith("/"):
-            raise BuildError(f"{_shown(name)} is an absolute link, to {target!r}")
-        if _leaves(name, links):
-            raise BuildError(f"{_shown(name)} is a link out of the archive, to {target!r}")
-
-
-def _shown(name: str) -> str:
-    """Return a member's name as it can be printed anywhere: quoted if anything in it is odd."""
-    return name if name.isprintable() and name.strip() == name != "" else ascii(name)
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turn a failure of the operating system into one that says what could not be done."""
-    try:
-        yield
-    except OSError as error:
-        raise BuildError(f"{what}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -550,298 +433,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_members(path: Path, *, limit: int = _UNPACKED_LIMIT) -> Iterator[Member]:
-    """Read the members of an archive that was written here, contents hashed, in flat memory.
-
-    Args:
-        path: The archive.
-        limit: How many bytes of tar there may be; a small archive can unpack to a full disk.
-
-    Raises:
-        BuildError: Naming the archive and the member, if it is damaged, too large, or holds what
-            is never written here: see unpack.
-    """
-    with _opened(path, limit) as source:
-        for member, content in _members(source):
-            if member.type is not MemberType.FILE:
-                yield member
-                continue
-            digest = hashlib.sha256()
-            for chunk in content:
-                digest.update(chunk)
-            yield replace(member, sha256=digest.hexdigest())
-
-
-def unpack(path: Path, destination: Path, *, limit: int = _UNPACKED_LIMIT) -> None:
-    """Unpack a tar, tar.zst or tar.gz that was written here, whoever had it in between.
-
-    Modes become 0755 and 0644, owners are not taken over, dates are.
-
-    Args:
-        path: The archive.
-        destination: A folder that does not exist yet; it does afterwards, or nothing is left.
-        limit: As for read_members.
-
-    Raises:
-        BuildError: Naming the archive and the member, if it is damaged or too large, or a member
-            has an absolute name or one with `..`, comes twice or before its folder, is a device,
-            setuid, setgid or sticky, or links to the outside; or if something cannot be written.
-    """
-    if os.path.lexists(destination):
-        raise BuildError(f"{destination} exists, {path.name} is not unpacked over it")
-    with _explained(f"cannot unpack {path}"):
-        part = Path(
-            tempfile.mkdtemp(
-                dir=destination.parent, prefix=f".{destination.name[:200]}.", suffix=".part"
-            )
-        )
-        try:
-            with _opened(path, limit) as source:
-                _unpack_members(source, part)
-            part.chmod(0o755)
-            part.rename(destination)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-
-
-def _unpack_members(source: _Source, top: Path) -> None:
-    folders = []
-    for member, content in _members(source):
-        path = top / member.name
-        match member.type:
-            case MemberType.FOLDER:
-                path.mkdir()
-                folders.append((path, member.mtime))
-            case MemberType.FILE:
-                _unpack_file(member, content, path)
-            case MemberType.SYMLINK:
-                os.symlink(member.linkname, path)  # noqa: PTH211 - a Path would drop "./"
-                os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
-            case MemberType.HARDLINK:
-                path.hardlink_to(top / member.linkname)
-    # Last, and the innermost first, because what is put into a folder changes its date.
-    for path, mtime in reversed(folders):
-        path.chmod(0o755)
-        os.utime(path, (mtime, mtime))
-
-
-def _unpack_file(member: Member, content: Iterator[bytes], path: Path) -> None:
-    with path.open("xb") as stream:
-        for chunk in content:
-            stream.write(chunk)
-        stream.flush()
-        os.fchmod(stream.fileno(), 0o755 if member.mode & 0o100 else 0o644)
-        os.utime(stream.fileno(), (member.mtime, member.mtime))
-
-
-class _Source:
-    """The bytes of a tar, in order, and where in it we are."""
-
-    def __init__(self, path: Path, pieces: Iterator[bytes], limit: int) -> None:
-        self._path = path
-        self._pieces = pieces
-        self._limit = limit
-        self._buffer = b""
-        self.offset = 0
-
-    def error(self, what: str) -> BuildError:
-        return BuildError(f"{self._path}: {what} (byte {self.offset} of the tar)")
-
-    def read(self, size: int) -> bytes:
-        """Return exactly so many bytes; only for sizes that fit into memory."""
-        return b"".join(self.chunks(size))
-
-    def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield exactly so many bytes, piece by piece."""
-        if self.offset + size > self._limit:
-            raise self.error(f"is larger than {self._limit} bytes when unpacked")
-        while size:
-            chunk = self._buffer or self._next()
-            chunk, self._buffer = chunk[:size], chunk[size:]
-            size -= len(chunk)
-            self.offset += len(chunk)
-            yield chunk
-
-    def finish(self) -> None:
-        """Make sure that nothing but zeros follows."""
-        rest = self._buffer
-        while rest or (rest := next(self._pieces, b"")):
-            if rest.strip(b"\0"):
-                raise self.error("has something after its end")
-            self.offset += len(rest)
-            if self.offset > self._limit:
-                raise self.error(f"is larger than {self._limit} bytes when unpacked")
-            rest = b""
-
-    def _next(self) -> bytes:
-        piece = next(self._pieces, b"")
-        if not piece:
-            raise self.error("ends too early")
-        return piece
-
-
-@contextlib.contextmanager
-def _opened(path: Path, limit: int) -> Iterator[_Source]:
-    with _explained(f"cannot read {path}"), path.open("rb") as stream:
-        magic = stream.read(len(_ZSTD_MAGIC))
-        stream.seek(0)
-        if magic == _ZSTD_MAGIC:
-            pieces = _decompress(stream, path)
-        elif magic.startswith(_GZIP_MAGIC):
-            pieces = _inflate(stream, path)
-        else:
-            pieces = iter(lambda: stream.read(_CHUNK), b"")
-        yield _Source(path, pieces, limit)
-
-
-def _inflate(stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    member = zlib.decompressobj(wbits=_GZIP)
-    try:
-        while not member.eof:
-            piece = member.unconsumed_tail or stream.read(_CHUNK)
-            if not piece:
-                raise BuildError(f"{path}: ends too early")
-            # Bounded: a few bytes can stand for a thousand times as many.
-            if data := member.decompress(piece, _CHUNK):
-                yield data
-    except zlib.error as error:
-        raise BuildError(f"{path}: {error} (before byte {stream.tell()})") from error
-    if member.unused_data or stream.read(1):
-        raise BuildError(f"{path}: has something after its gzip member")
-
-
-def _decompress(stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    import zstandard  # noqa: PLC0415 - as above
-
-    frame = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
-    while piece := stream.read(_COMPRESSED_CHUNK):
-        if frame.eof:
-            raise BuildError(f"{path}: has something after its zstd frame")
-        try:
-            data = frame.decompress(piece)
-        except zstandard.ZstdError as error:
-            raise BuildError(f"{path}: {error} (before byte {stream.tell()})") from error
-        if data:
-            yield data
-    if not frame.eof or frame.unused_data:
-        why = "has something after its zstd frame" if frame.eof else "ends too early"
-        raise BuildError(f"{path}: {why}")
-
-
-def _members(source: _Source) -> Iterator[tuple[Member, Iterator[bytes]]]:
-    """Yield every member, checked, with its content, which must be taken before the next one."""
-    types: dict[str, MemberType] = {}
-    links: dict[str, str] = {}
-    while (member := _next_member(source)) is not None:
-        _check_member(source, member, types)
-        types[member.name] = member.type
-        if member.type is MemberType.SYMLINK:
-            links[member.name] = member.linkname
-        yield member, source.chunks(member.size)
-        if source.read(_padded(member.size) - member.size).strip(b"\0"):
-            raise source.error(f"{_shown(member.name)} is padded with something")
-    source.finish()
-    try:
-        _check_links(links)
-    except BuildError as error:
-        raise source.error(str(error)) from None
-
-
-def _check_member(source: _Source, member: Member, types: Mapping[str, MemberType]) -> None:
-    name = _shown(member.name)
-    parent = member.name.rpartition("/")[0]
-    if not _is_plain(member.name):
-        raise source.error(f"{name} is not a relative path without . and ..")
-    if member.name in types:
-        raise source.error(f"{name} comes twice")
-    if parent and types.get(parent) is not MemberType.FOLDER:
-        raise source.error(f"{name} does not come after its folder")
-    if member.mode & ~0o777:
-        raise source.error(f"{name} is setuid, setgid or sticky: mode {member.mode:04o}")
-    if member.size and member.type is not MemberType.FILE:
-        raise source.error(f"{name} is a {member.type} with content")
-    is_link = member.type in (MemberType.SYMLINK, MemberType.HARDLINK)
-    if is_link is (member.linkname == "") or "\0" in member.linkname:
-        raise source.error(f"{name} is a {member.type} to {member.linkname!r}")
-    if member.type is MemberType.HARDLINK and types.get(member.linkname) is not MemberType.FILE:
-        raise source.error(
-            f"{name} is a hardlink to {_shown(member.linkname)}, which is not a file before it"
-        )
-
-
-def _next_member(source: _Source) -> Member | None:
-    """Read one header, and the extended one before it; None is the end of the archive."""
-    block = source.read(_BLOCK)
-    if not any(block):
-        if any(source.read(_BLOCK)):
-            raise source.error("has one block of zeros where there must be two")
-        return None
-    records: dict[bytes, bytes] = {}
-    if _flag(source, block) == b"x":
-        size = _number(source, block[124:136])
-        if size > _LARGEST_EXTENDED_HEADER:
-            raise source.error(f"has an extended header of {size} bytes")
-        records = _records(source, source.read(_padded(size))[:size])
-        block = source.read(_BLOCK)
-    flag = _flag(source, block)
-    before, name = (block[start:end].rstrip(b"\0") for start, end in ((345, 500), (0, 100)))
-    name = records.get(b"path", before + b"/" + name if before else name)
-    linkname = records.get(b"linkpath", block[157:257].rstrip(b"\0"))
-    kind = _TYPES.get(flag)
-    if kind is None:
-        raise source.error(
-            f"{_shown(os.fsdecode(name))} is neither a file, a folder nor a link: type {flag!r}"
-        )
-    if kind is MemberType.FOLDER:
-        name = name.removesuffix(b"/")
-    return Member(
-        _text(source, name),
-        kind,
-        mode=_number(source, block[100:108]),
-        size=_number(source, records.get(b"size", block[124:136]), 10 if b"size" in records else 8),
-        mtime=_number(source, block[136:148]),
-        linkname=_text(source, linkname),
-    )
-
-
-def _flag(source: _Source, block: bytes) -> bytes:
-    """Return the type in a header, having checked that it is a whole one."""
-    if block[257:265] != b"ustar\x0000":
-        raise source.error("has no tar header where one must be")
-    blanked = block[:148] + b" " * 8 + block[156:]
-    if _number(source, block[148:156]) != sum(blanked):
-        raise source.error("has a header with a wrong checksum")
-    return block[156:157]
-
-
-def _number(source: _Source, field: bytes, base: int = 8) -> int:
-    digits = field.rstrip(b" \0")
-    pattern = rb"[0-7]{1,11}" if base == 8 else rb"[0-9]{1,19}"  # noqa: PLR2004 - said by itself
-    if not re.fullmatch(pattern, digits):
-        raise source.error(f"has {digits!r} where a number must be")
-    return int(digits, base)
-
-
-def _records(source: _Source, data: bytes) -> dict[bytes, bytes]:
-    """Read an extended header: only what is written here, because the rest changes the meaning."""
-    records: dict[bytes, bytes] = {}
-    while data:
-        digits = data.partition(b" ")[0]
-        length = int(digits) if re.fullmatch(rb"[0-9]{1,5}", digits) else 0
-        key, equals, value = data[len(digits) + 1 : length].partition(b"=")
-        known = key in (b"path", b"linkpath", b"size") and key not in records
-        if not (known and equals and value.endswith(b"\n") and length <= len(data)):
-            raise source.error("has an extended header that was not written here")
-        records[key] = value[:-1]
-        data = data[length:]
-    return records
-
-
-def _text(source: _Source, name: bytes) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise source.error(f"{name!a} is not UTF-8") from None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocbake import (
-    archive,
     blas,
     emulate,
     engine,
@@ -28,6 +27,7 @@ from rocbake import (
     run,
     store,
     testimage,
+    unpack,
 )
 from rocbake.errors import FitError, NoGpuError, SmokeError, UsageError
 from rocbake.passthrough import Ended
@@ -168,7 +168,7 @@ def emulated(entry: Entry, recipe: Recipe, place: Place, *, by: str) -> Report:
     writer = _Writer(place, entry)
     assert entry.archive_path is not None  # noqa: S101 - only archives are tried
     with tempfile.TemporaryDirectory() as folder:
-        archive.unpack(entry.archive_path, Path(folder) / "archive")
+        unpack.unpack(entry.archive_path, Path(folder) / "archive")
         (root,) = (Path(folder) / "archive").iterdir()
         make = _under_rocjitsu if by == "rocjitsu" else _kernels_emulated
         return writer.run(make(entry, recipe, place, root), "emulated", "emulated")

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocbake import archive, fit, golden, host, log, oci
+from rocbake import fit, golden, host, log, oci, unpack
 from rocbake import store as stores
 from rocbake.digest import sha256_file
 from rocbake.download import Downloader
@@ -216,7 +216,7 @@ def _require_own_manifest(entry: Entry) -> None:
             continue
         inside = [
             one.sha256
-            for one in archive.read_members(entry.folder / record.file_name)
+            for one in unpack.read_members(entry.folder / record.file_name)
             if one.name.count("/") == 1 and one.name.endswith(f"/{stores.MANIFEST}")
         ]
         if inside != [sha256_file(entry.folder / name)]:

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocbake import archive, log, oci, produce, run, store
+from rocbake import log, oci, produce, run, store, unpack
 from rocbake.errors import ReproError, RocbakeError, UsageError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _diffoscope(archives: Sequence[Path], unpacked: Path, path: str) -> str | No
     sides = []
     for number, packed in enumerate(archives):
         side = unpacked / str(number)
-        archive.unpack(packed, side)
+        unpack.unpack(packed, side)
         stem = packed.name.rpartition(".tar.")[0]
         sides.append(side / stem / path)
     result = run.run(

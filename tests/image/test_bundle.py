@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from rocbake import archive, blas, elf, oci, target
+from rocbake import blas, elf, oci, target, unpack
 
 # What an image of one target may weigh, in bytes: unpacked, and to pull.
 UNPACKED, PACKED = 1_600_000_000, 500_000_000
@@ -95,7 +95,7 @@ def test_an_image_of_one_target_is_slim(subject, tree):
 @pytest.mark.usefixtures("layer")
 def test_programs_of_the_bundled_archive_run_on_this_very_system(subject, tmp_path):
     (packed,) = subject.layout.folder.parent.glob("*-bundled.tar.zst")
-    archive.unpack(packed, tmp_path / "unpacked")
+    unpack.unpack(packed, tmp_path / "unpacked")
     (root,) = (tmp_path / "unpacked").iterdir()
     programs = [path for path in sorted((root / "bin").iterdir()) if path.suffix != ".so"]
     (tmp_path / "link").symlink_to(programs[0])

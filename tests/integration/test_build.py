@@ -15,7 +15,7 @@ from pathlib import Path
 import docker.errors
 import pytest
 
-from rocbake import archive, engine, oci
+from rocbake import engine, oci, unpack
 
 KILLS = 20
 
@@ -31,7 +31,7 @@ def test_a_build_is_kept_and_then_reused(checkout):
     assert (first["state"], again["state"]) == ("built", "reused")
     assert digests(first) == digests(again)
     folder = Path(first["folder"])
-    members = {one.name for one in archive.read_members(folder / first["archive"]["file_name"])}
+    members = {one.name for one in unpack.read_members(folder / first["archive"]["file_name"])}
     stem = first["archive"]["file_name"].removesuffix(".tar.zst")
     assert {f"{stem}/bin/words", f"{stem}/manifest.json"} <= members
     assert "/rocbake/recipe/build.sh" in (folder / "build.log").read_text()
@@ -242,7 +242,7 @@ def test_killed_at_any_moment_the_next_run_ends_with_the_same_bytes(
             folder = Path(listed["folder"])
             oci.read(folder / "image").verify()
             if listed["archive"]:
-                list(archive.read_members(folder / listed["archive"]["file_name"]))
+                list(unpack.read_members(folder / listed["archive"]["file_name"]))
         # So that the next round has something to interrupt again.
         forget(made)
 

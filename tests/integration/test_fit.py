@@ -15,7 +15,7 @@ from pathlib import Path
 import docker.errors
 import pytest
 
-from rocbake import archive, engine, fit, host, loader, store
+from rocbake import engine, fit, host, loader, store, unpack
 from rocbake.errors import FitError
 from rocbake.manifest import Manifest
 
@@ -33,7 +33,7 @@ def room():
         yield Path(name)
 
 
-def unpack(tar, root):
+def lay_out(tar, root):
     """Unpack a root file system without its devices, which take rights to make."""
     root.mkdir()
     with tarfile.open(tar) as stream:
@@ -59,7 +59,7 @@ def old_tar(room):
 
 @pytest.fixture(scope="module")
 def old(old_tar, room):
-    return unpack(old_tar, room / "old")
+    return lay_out(old_tar, room / "old")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def runtime(built, room):
             stream.writelines(made.export())
         finally:
             made.remove()
-    return unpack(tar, room / "runtime")
+    return lay_out(tar, room / "runtime")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def manifest(built):
 @pytest.fixture(scope="module")
 def product(built, room):
     """The unpacked archive."""
-    archive.unpack(built["hip-probe"].archive_path, room / "product")
+    unpack.unpack(built["hip-probe"].archive_path, room / "product")
     return next((room / "product").iterdir())
 
 

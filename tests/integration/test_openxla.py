@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from rocbake import archive
+from rocbake import unpack
 from tests.integration.conftest import ROOT, Checkout, make_checkout
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -107,7 +107,7 @@ def therock(path: Path, *, without: str = "") -> None:
 def library(built, tmp_path_factory):
     """A real ELF file with device code for gfx1201 that needs HIP's library."""
     folder = tmp_path_factory.mktemp("hip-probe") / "unpacked"
-    archive.unpack(built["hip-probe"].archive_path, folder)
+    unpack.unpack(built["hip-probe"].archive_path, folder)
     (program,) = folder.glob("*/bin/hip-probe")
     return program.read_bytes()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocbake import archive, codeobject, document, elf, emulate
+from rocbake import codeobject, document, elf, emulate
 from rocbake.recipe import RecipeFile
 
 pytestmark = pytest.mark.emulate
@@ -48,7 +48,7 @@ def unpacked(tmp_path_factory):
         path = max(found, key=lambda one: one.stat().st_mtime)
         if path not in known:
             destination = tmp_path_factory.mktemp(recipe) / "unpacked"
-            archive.unpack(path, destination)
+            unpack.unpack(path, destination)
             (known[path],) = destination.iterdir()
         return known[path]
 

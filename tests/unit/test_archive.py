@@ -19,8 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocbake import archive
-from rocbake.archive import MemberType, TarDigest, read_members, unpack, write_archive, write_tar
+from rocbake import unpack as unpacking
+from rocbake.archive import TarDigest, write_archive, write_tar
 from rocbake.errors import BuildError
+from rocbake.member import Member, MemberType
+from rocbake.unpack import read_members, unpack
 
 EPOCH = 1_700_000_000
 LONG = "a/" + "very-" * 30 + "long"
@@ -177,7 +180,7 @@ def test_members_are_sorted_normalised_and_dated(tmp_path, tree):
     by_name = {member.name.removeprefix("opt/p/"): member for member in members}
     assert by_name["empty"].type is MemberType.FOLDER
     assert by_name["empty"].mode == 0o755
-    assert by_name["bin/tool"] == archive.Member(
+    assert by_name["bin/tool"] == Member(
         "opt/p/bin/tool",
         MemberType.FILE,
         0o755,
@@ -234,14 +237,14 @@ def test_extended_headers_are_only_where_needed(tmp_path):
 
 @pytest.mark.parametrize("size", [8**11 - 1, 8**11, 2**63 - 1])
 def test_sizes_beyond_the_header_are_kept(size):
-    member = archive.Member("big", MemberType.FILE, 0o644, size)
+    member = Member("big", MemberType.FILE, 0o644, size)
 
     header = archive._header(member, EPOCH)
 
     info = tarfile.TarFile.open(fileobj=io.BytesIO(header), mode="r|").next()
     assert info.size == size
-    source = archive._Source(Path("x"), iter([header]), 1 << 20)
-    assert archive._next_member(source).size == size
+    source = unpacking._Source(Path("x"), iter([header]), 1 << 20)
+    assert unpacking._next_member(source).size == size
 
 
 @pytest.mark.parametrize(
@@ -665,7 +668,7 @@ def test_interrupted_unpacking_leaves_nothing(tmp_path, tree, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(archive, "_unpack_file", interrupt)
+    monkeypatch.setattr(unpacking, "_unpack_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         unpack(tmp_path / "x.tar", tmp_path / "out")
 

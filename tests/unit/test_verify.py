@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocbake import archive, engine, oci, produce, verify
+from rocbake import engine, oci, produce, verify
+from rocbake import unpack as unpacking
 from rocbake.cache import Cache
 from rocbake.errors import BuildError, ReproError, UsageError
 from rocbake.store import Store
@@ -197,7 +198,7 @@ def test_second_build_of_something_else_is_told_and_kept(rebuilt, what, told):
 @pytest.fixture
 def diffoscope(tmp_path, monkeypatch):
     """Install a diffoscope that does what a test says, and let archives be real ones."""
-    monkeypatch.setattr(archive, "unpack", unpack)
+    monkeypatch.setattr(unpacking, "unpack", unpack)
     monkeypatch.setattr(verify, "_DIFFOSCOPE_SECONDS", 0.5)
 
     def install(script):
