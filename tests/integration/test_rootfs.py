@@ -131,7 +131,7 @@ def base():
     if not shutil.which("mmdebstrap"):
         pytest.skip("mmdebstrap is not installed")
     root = container.load_all(project.ROOT)["base"]
-    layer = plan._layer(root, lock.read_container(root), None)
+    layer = plan._layer(root, lock.read_container(root), None, [])
     files = fetch.fetch(
         layer.packages, cache=Cache(), mirrors=mirror.load(), snapshot=layer.snapshot
     )
