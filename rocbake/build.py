@@ -53,10 +53,10 @@ def build(
     """
     outcomes: list[Outcome] = []
     for one in made:
-        if origin and not force and not workshop.store.find(one.name, one.tag, one.key):
-            outcomes += _pulled(one, origin, workshop)
-            if outcomes and outcomes[-1].entry.artifact.key == one.key:
-                continue
+        is_here = workshop.store.find(one.name, one.tag, one.key) is not None
+        if origin and not force and not is_here and (brought := _pulled(one, origin, workshop)):
+            outcomes.append(brought)
+            continue
         with workshop.store.only_one(f"{one.name}-{one.tag}"):
             entry = None if force else workshop.store.find(one.name, one.tag, one.key)
             if entry:
@@ -74,8 +74,8 @@ def build(
     return outcomes
 
 
-def _pulled(one: Plan, origin: Remote, workshop: Workshop) -> list[Outcome]:
-    """Bring an artifact from a remote store; nothing where that has none that is vouched for."""
+def _pulled(one: Plan, origin: Remote, workshop: Workshop) -> Outcome | None:
+    """Bring an artifact from a remote store; None where that has none that is vouched for."""
     from rocbake import transfer  # noqa: PLC0415 - as in build()
 
     try:
@@ -90,8 +90,8 @@ def _pulled(one: Plan, origin: Remote, workshop: Workshop) -> list[Outcome]:
         )
     except (FetchError, TrustError) as failed:
         log.say(f"  not pulled, so it is built: {failed}")
-        return []
-    return [pulled(workshop.project, entry)]
+        return None
+    return pulled(workshop.project, entry)
 
 
 def pulled(project: Project, entry: Entry) -> Outcome:
