@@ -23,7 +23,8 @@ unpack() {
 }
 
 for tar in /rocbake/sources/xla-*.tar; do
-    if tar -tf "$tar" | grep -qx 'xla-[0-9a-f]*/mix\.exs'; then
+    # To its end: what stops listening early makes tar fail.
+    if tar -tf "$tar" | grep -x 'xla-[0-9a-f]*/mix\.exs' >/dev/null; then
         unpack "$tar" "$package"
     else
         tree=$tar
