@@ -142,6 +142,12 @@ def test_compiler_elsewhere_in_the_rocm_is_named(tools, rocm, monkeypatch):
     ]
 
 
+def test_compiler_without_the_right_to_run_is_not_its_own_remedy(tools, rocm):
+    (rocm / "lib/llvm/bin/clang").chmod(0o644)
+
+    assert [remedy for _, remedy in findings(tools, rocm)] == ["AMD's package rocm-llvm"]
+
+
 def test_compiler_that_does_not_run_is_told(tools, rocm):
     program(rocm / "lib/llvm/bin/clang", "echo 'libz3.so.4: cannot open'; exit 127")
 
@@ -162,7 +168,11 @@ def host(tools, tmp_path, monkeypatch):
     """A stand-in for a container: its programs, and nothing of this machine's."""
     root = tmp_path / "root"
     clang = root / "usr/lib/llvm-18/bin/clang"
-    lld = program(tmp_path / "lld/ld.lld")
+    lld = program(clang.with_name("ld.lld"))
+    library = root / "usr/lib/gcc/x86_64-linux-gnu/15/libgcc.a"
+    for folder in (library.parent, root / "usr/include/c++/15"):
+        folder.mkdir(parents=True)
+    library.touch()
     program(
         clang,
         f'case "$*" in *--version*) echo "Debian clang version 18.1.8 (18+b1)";; '
@@ -173,11 +183,14 @@ def host(tools, tmp_path, monkeypatch):
     (root / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
     (root / "usr/lib/x86_64-linux-gnu/libnuma.so").touch()
     programs = tmp_path / "bin"
-    for name in ("git", "make", "patch", "xxd", "python3", "bazel"):
+    for name in ("git", "make", "patch", "xxd", "python3"):
         program(programs / name)
+    program(programs / "bazel", "echo bazel 7.7.1")
+    program(programs / "gcc-15", f"echo {library}")
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(tools.preflight, "_ROOM_BYTES", 0)
-    monkeypatch.setattr(tools.preflight.jobs, "is_enough", lambda: True)
+    monkeypatch.setattr(tools.preflight.jobs, "room", lambda: 4)
+    monkeypatch.delenv("JOBS", raising=False)
     return root
 
 
@@ -198,7 +211,9 @@ CLANG = "usr/lib/llvm-18/bin/clang"
         (lambda root, _: (root / CLANG).unlink(), "package clang-18"),
         (lambda root, _: program(root / CLANG, "echo clang version 21.1.0"), "package clang-18"),
         (lambda root, _: program(root / CLANG, "echo 'gcc (Debian) 18.1.0'"), "package clang-18"),
-        (lambda _, tmp: shutil.rmtree(tmp / "lld"), "package lld-18"),
+        (lambda root, _: (root / CLANG).chmod(0o644), "package clang-18"),
+        (lambda root, _: (root / CLANG).write_bytes(b"\x7fELF cut short"), "package clang-18"),
+        (lambda root, _: (root / CLANG).with_name("ld.lld").unlink(), "package lld-18"),
         (
             lambda root, _: (root / "usr/lib/x86_64-linux-gnu/libnuma.so").rename(
                 root / "usr/lib/x86_64-linux-gnu/libnuma.so.1"
@@ -208,8 +223,15 @@ CLANG = "usr/lib/llvm-18/bin/clang"
         (lambda _, tmp: program(tmp / "bin/python3", "exit 1"), "package python3-numpy"),
         (lambda _, tmp: (tmp / "bin/xxd").unlink(), "package xxd"),
         (lambda _, tmp: (tmp / "bin/bazel").unlink(), "openxla-bazel or openxla-debian as the SDK"),
+        (
+            lambda _, tmp: program(tmp / "bin/bazel", "echo bazel 9.0.0"),
+            "openxla-bazel or openxla-debian as the SDK",
+        ),
     ],
-    ids=["no clang", "clang 21", "gcc", "no lld", "no libnuma", "no numpy", "no xxd", "no bazel"],
+    ids=[
+        *("no clang", "clang 21", "gcc", "clang not executable", "clang cut short", "no lld"),
+        *("no libnuma", "no numpy", "no xxd", "no bazel", "bazel 9"),
+    ],
 )
 def test_each_thing_is_missed_on_the_host(tools, host, tmp_path, break_it, remedy):
     break_it(host, tmp_path)
@@ -219,13 +241,50 @@ def test_each_thing_is_missed_on_the_host(tools, host, tmp_path, break_it, remed
 
 def test_want_of_room_and_memory_is_told(tools, host, monkeypatch):
     monkeypatch.setattr(tools.preflight, "_ROOM_BYTES", 1 << 62)
-    monkeypatch.setattr(tools.preflight.jobs, "is_enough", lambda: False)
+    monkeypatch.setattr(tools.preflight.jobs, "room", lambda: 0)
+    monkeypatch.setenv("JOBS", "7")
 
     told = [what for what, _ in hosts(tools, host)]
 
     assert len(told) == 2
     assert "are free here" in told[0]
     assert "memory for no job" in told[1]
+
+
+@pytest.mark.parametrize("clang", ["exit 1", "echo clang version 18.1.8"])
+def test_compiler_hides_neither_its_linker_nor_gcc(tools, host, tmp_path, clang):
+    program(host / CLANG, clang)
+    program(host / f"{CLANG}++", "echo x.h:1: error: no; exit 1")
+    (host / CLANG).with_name("ld.lld").unlink()
+    (tmp_path / "bin/gcc-15").unlink()
+
+    remedies = [remedy for _, remedy in hosts(tools, host)]
+
+    assert remedies[-2:] == ["package lld-18", "package g++-15"]
+    assert remedies[:-2] == ([] if "18.1.8" in clang else ["package clang-18"])
+
+
+@pytest.mark.parametrize(
+    ("clang", "remedies"),
+    [("echo clang version 21.1.0", ["package clang-18"]), (None, ["package g++-15"])],
+    ids=["of another", "of Clang 18"],
+)
+def test_headers_are_a_matter_of_the_right_compiler_alone(tools, host, clang, remedies):
+    program(host / f"{CLANG}++", "echo x.h:1: error: no; exit 1")
+    if clang:
+        program(host / CLANG, clang)
+
+    assert [remedy for _, remedy in hosts(tools, host)] == remedies
+
+
+@pytest.mark.parametrize(("asked", "count"), [("4", 0), ("5", 1)])
+def test_more_jobs_than_memory_are_told(tools, host, monkeypatch, asked, count):
+    monkeypatch.setenv("JOBS", asked)
+
+    told = hosts(tools, host)
+
+    assert len(told) == count
+    assert all(remedy == "--jobs 4, or leave it out" for _, remedy in told)
 
 
 def test_everything_is_told_at_once(tools, rocm, host, tmp_path, monkeypatch):
@@ -262,10 +321,30 @@ def test_configuration_must_be_defined(tools, tmp_path):
     ]
 
 
-def test_leftover_configuration_is_told(tools, tmp_path):
-    (tmp_path / "bazel-xla/external/local_config_rocm").mkdir(parents=True)
+def test_configuration_may_be_in_what_is_imported(tools, tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / ".bazelrc").write_text(
+        "# import %workspace%/etc/not.bazelrc\n"
+        "import %workspace%/etc/a.bazelrc\ntry-import %workspace%/etc/none.bazelrc\n"
+    )
+    (tmp_path / "etc/a.bazelrc").write_text(
+        "import %workspace%/.bazelrc\nbuild:deep --x\n# build:remark --x\n"
+    )
+    (tmp_path / "etc/not.bazelrc").write_text("build:aside --x\n")
 
-    assert "left from another configuration" in told(tools, tmp_path)[0]
+    words = ("--config=deep", "--config=aside", "--config=remark")
+
+    assert [one.split()[0] for one in told(tools, tmp_path, *words)] == [*words[1:]]
+
+
+@pytest.mark.parametrize("place", ["bazel-xla", "root/0123abcd"])
+def test_leftover_configuration_is_told(tools, tmp_path, monkeypatch, place):
+    monkeypatch.setattr(tools.preflight, "OUTPUT_ROOT", tmp_path / "root")
+    (tmp_path / place / "external/local_config_rocm").mkdir(parents=True)
+
+    (what,) = told(tools, tmp_path)
+
+    assert what.endswith(f"{place}/external/local_config_rocm is left from another configuration")
 
 
 # --- which GCC
@@ -384,6 +463,15 @@ def test_workspace_without_rocm_has_none(tools, tmp_path):
     assert tools.targets.require(tmp_path, ["gfx1201"]) is None
 
 
+def test_targets_that_nothing_read_stop_the_build(tools, tmp_path, refused):
+    words = ["--config=rocm", "--repo_env=TF_ROCM_AMDGPU_TARGETS=gfx1201"]
+
+    with pytest.raises(refused, match="expected gfx1201\n  got      no list of GPU targets"):
+        tools.targets.require(tmp_path, ["gfx1201"], words)
+
+    assert tools.targets.require(tmp_path, ["gfx1201"], words[1:]) is None
+
+
 @pytest.mark.parametrize("text", ["", DEFS % "AMDGPUS", DEFS % "[1]", "return ['gfx1201']"])
 def test_file_without_a_list_is_refused(tools, refused, text):
     with pytest.raises(refused, match="names no list of GPU targets"):
@@ -406,42 +494,92 @@ def test_any_text_is_read_or_refused(bazel_tools, text):
 def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.delenv("JOBS", raising=False)
-    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\nMemAvailable:   32000000 kB\n")
 
-    def machine(**files):
+    def machine(groups, own=""):
+        files = {f"sys/fs/cgroup/{name}": text for name, text in groups.items()}
+        files["proc/meminfo"] = "MemTotal: 1 kB\nMemAvailable:   32000000 kB\n"
+        files["proc/self/cgroup"] = own
         for name, text in files.items():
-            path = tmp_path / "cgroup" / name.replace("__", "/").replace("_max", ".max")
+            path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return tmp_path / "cgroup", tmp_path / "meminfo"
+        return tmp_path
 
     return machine
 
 
+V1 = "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n"
+V2 = "0::/a.slice/b.scope\n"
+QUOTA = {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}
+
+
 @pytest.mark.parametrize(
-    ("files", "jobs", "megabytes"),
+    ("groups", "own", "jobs", "megabytes"),
     [
-        ({}, 15, 29342),
-        ({"memory_max": "max\n", "cpu_max": "max 100000\n"}, 15, 29342),
-        ({"memory_max": "8000000000"}, 3, 5722),
-        ({"cpu_max": "250000 100000"}, 2, 29342),
-        ({"memory__memory.limit_in_bytes": "6000000000"}, 2, 3814),
-        ({"memory_max": "1000000"}, 1, 1907),
+        ({}, "", 15, 29342),
+        ({"memory.max": "max\n", "cpu.max": "max 100000\n"}, "0::/\n", 15, 29342),
+        ({"memory.max": "8000000000"}, "0::/\n", 3, 5722),
+        ({"memory.max": "8000000000"}, "", 3, 5722),
+        ({"cpu.max": "250000 100000"}, "0::/\n", 2, 29342),
+        ({"cpu.max": "0 0"}, "0::/\n", 15, 29342),
+        ({"memory/memory.limit_in_bytes": "6000000000"}, V1, 2, 3814),
+        ({"memory/docker/x/memory.limit_in_bytes": "6000000000"}, V1, 2, 3814),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, V1, 15, 29342),
+        (QUOTA, V1, 2, 29342),
+        ({**QUOTA, "cpu/cpu.cfs_quota_us": "-1"}, V1, 15, 29342),
+        ({"a.slice/memory.max": "8000000000", "a.slice/b.scope/memory.max": "max"}, V2, 3, 5722),
+        ({"a.slice/b.scope/cpu.max": "250000 100000"}, V2, 2, 29342),
+        ({"c.slice/memory.max": "8000000000"}, V2, 15, 29342),
+        (
+            {"memory.max": "8000000000", "../../other/memory.max": "4000000000"},
+            "0::/../../other\n",
+            *(3, 5722),
+        ),
+        ({"memory.max": "9" * 5000}, "0::/\n", 15, 29342),
+        ({"memory.max": "1000000"}, "0::/\n", 1, 1907),
     ],
-    ids=["no group", "no limit", "memory", "processors", "old groups", "tiny"],
+    ids=[
+        *("no group", "no limit", "memory", "no list of groups", "processors", "no period"),
+        *("old groups", "old groups below", "old groups without limit", "old quota"),
+        *("old groups without quota", "group above", "group below", "other group", "outside"),
+        *("too long", "tiny"),
+    ],
 )
-def test_limits_of_the_container_decide(tools, machine, files, jobs, megabytes):
-    words = tools.jobs.flags(*machine(**files))
+def test_limits_of_the_container_decide(tools, machine, *, groups, own, jobs, megabytes):
+    words = tools.jobs.flags(machine(groups, own))
 
     assert words[0] == f"--jobs={jobs}"
     assert words[2] == f"--local_resources=memory={megabytes}"
 
 
+@pytest.mark.parametrize(
+    ("bytes_", "room"), [("3999999999", 0), ("4000000000", 1), ("8000000000", 3)]
+)
+def test_room_is_what_is_left_beside_the_server(tools, machine, bytes_, room):
+    assert tools.jobs.room(machine({"memory.max": bytes_})) == room
+
+
 def test_asked_for_is_taken(tools, machine, monkeypatch, capsys):
     monkeypatch.setenv("JOBS", "7")
 
-    assert tools.jobs.flags(*machine(memory_max="8000000000"))[0] == "--jobs=7"
+    assert tools.jobs.flags(machine({"memory.max": "8000000000"}))[0] == "--jobs=7"
     assert capsys.readouterr().out == "jobs: 7 (16 cores, 7.5 GiB)\n"
+
+
+@given(own=st.text(), limit=st.text(), quota=st.text())
+def test_any_control_group_is_read(bazel_tools, tmp_path_factory, own, limit, quota):
+    root = tmp_path_factory.getbasetemp() / "any"
+    for name, text in {
+        "proc/self/cgroup": own,
+        "sys/fs/cgroup/memory.max": limit,
+        "sys/fs/cgroup/cpu.max": quota,
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+
+    assert bazel_tools.jobs._cores(root) >= 1
+    assert bazel_tools.jobs.room(root) >= 0
 
 
 # --- upstream's make step

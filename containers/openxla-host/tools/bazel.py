@@ -74,7 +74,7 @@ def deps(workspace: Path) -> None:
     extra = ["--nobuild", f"--experimental_workspace_rules_log_file={_RULES_LOG}"]
     _bazel(workspace, ["build", *extra, *told.words])
     external = _external(workspace)
-    _read_targets_back(external)
+    _read_targets_back(external, told)
     _keep_unsure(external)
     # What is on its way is no download.
     for path in [one for one in _DEPS.rglob("*") if one.name.startswith("tmp-")]:
@@ -88,9 +88,9 @@ def _external(workspace: Path) -> Path:
     return Path(said.rstrip().rpartition("\n")[2]) / "external"
 
 
-def _read_targets_back(external: Path) -> None:
+def _read_targets_back(external: Path, line_told: Line) -> None:
     asked = [name for name in os.environ.get("GPU_TARGETS", "").split(",") if name]
-    if told := targets.require(external, asked):
+    if told := targets.require(external, asked, line_told.words):
         say(told)
 
 
@@ -129,7 +129,7 @@ def build(workspace: Path, *, package: Path | None = None, archive: Path | None 
     try:
         # Configured first, and what for is read back: before the hours, and not after them.
         _bazel(workspace, ["build", "--nobuild", *told.words])
-        _read_targets_back(_external(workspace))
+        _read_targets_back(_external(workspace), told)
         if package and archive:
             _make(told, workspace, package, archive)
         else:

@@ -73,30 +73,34 @@ def choose(clang: Path = CLANG, gcc: str = f"gcc-{WANTED}") -> Choice:
         if by_itself
         else f"{newest} is here as well, and what Clang takes may change with it"
     )
-    folder = _folder(gcc)
-    with_it = _complaint(clang, f"--gcc-install-dir={folder}")
+    place = folder(gcc)
+    with_it = _complaint(clang, f"--gcc-install-dir={place}")
     if with_it is not None:
         raise ToolError(
             f"{clang.name} can read the C++ headers of no GCC here\n"
-            f"  by itself: {by_itself or 'they compile'}\n  with {folder}: {with_it}\n"
+            f"  by itself: {by_itself or 'they compile'}\n  with {place}: {with_it}\n"
             f"add g++-{WANTED} to the container's packages, then invoke lock"
         )
-    return Choice(folder, f"{folder}, because {reason}")
+    return Choice(place, f"{place}, because {reason}")
 
 
-def _folder(gcc: str) -> Path:
-    """Ask GCC where it is; one without C++ headers is none."""
+def folder(gcc: str = f"gcc-{WANTED}") -> Path:
+    """Ask GCC where it is.
+
+    Raises:
+        ToolError: It is not installed, or has no C++ headers.
+    """
     answer = run(gcc, "-print-libgcc-file-name")
     library = Path(answer.stdout.strip())
     if answer.returncode != 0 or not library.is_file():
         raise ToolError(f"{gcc} is not installed: add {gcc} to the packages, then invoke lock")
-    folder = library.parent
+    place = library.parent
     # Where Clang looks for them: beside lib/gcc/<triple>/<version>, below include/c++/<version>.
-    if not (folder / "../../../../include/c++" / folder.name).resolve().is_dir():
+    if not (place / "../../../../include/c++" / place.name).resolve().is_dir():
         raise ToolError(
-            f"{folder} has no C++ headers: add g++-{WANTED} to the packages, then invoke lock"
+            f"{place} has no C++ headers: add g++-{WANTED} to the packages, then invoke lock"
         )
-    return folder
+    return place
 
 
 def _newest(clang: Path) -> int:
@@ -111,11 +115,11 @@ def _complaint(clang: Path, *options: str) -> str | None:
 
     Without the word that readers of logs look for: this one is expected.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        probe = Path(folder) / "probe.cc"
+    with tempfile.TemporaryDirectory() as scratch:
+        probe = Path(scratch) / "probe.cc"
         probe.write_text(_PROBE)
         for standard in _STANDARDS:
-            result = run(clang, *options, f"-std={standard}", "-o", Path(folder) / "probe", probe)
+            result = run(clang, *options, f"-std={standard}", "-o", Path(scratch) / "probe", probe)
             if result.returncode != 0:
                 rows = result.stdout.splitlines() or ["it says nothing"]
                 first = next((row for row in rows if "error: " in row), rows[0])

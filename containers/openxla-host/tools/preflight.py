@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import gcc
 import jobs
+from line import OUTPUT_ROOT
 from toolchain import ToolError, run
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ _VERSION = ("rocm-core/rocm_version.h", "rocm_version.h")
 _BITCODE = ("amdgcn/bitcode", "lib/llvm/amdgcn/bitcode", "lib/llvm/lib/clang/*/amdgcn/bitcode")
 _CLANG = Path("/usr/lib/llvm-18/bin/clang")
 _WANTED_CLANG = 18
+# OpenXLA's .bazelversion at the pinned revision says 7.7.0; Debian's is 7.7.1.
+_WANTED_BAZEL = "7.7"
 _LINK_FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "lib/x86_64-linux-gnu")
 _PROGRAMS = ("git", "make", "patch", "xxd")
 # An estimate: the tree, what is compiled, and the archive of one build for one target.
@@ -111,7 +114,8 @@ def _device_compiler(folder: Path, root: Path) -> Iterator[Finding]:
     """Look at the compiler of device code, which is ROCm's own and no other."""
     clang = folder / "clang"
     if not os.access(clang, os.X_OK):
-        place = next((one.parent for one in sorted(root.glob("**/llvm/bin/clang"))), None)
+        others = [one.parent for one in sorted(root.glob("**/llvm/bin/clang"))]
+        place = next((one for one in others if os.access(one / "clang", os.X_OK)), None)
         yield Finding(
             f"HIP_CLANG_PATH {folder} has no clang",
             f"HIP_CLANG_PATH={place}" if place else "AMD's package rocm-llvm",
@@ -139,27 +143,41 @@ def host(root: Path = Path("/")) -> Iterator[Finding]:
     for program in _PROGRAMS:
         if not shutil.which(program):
             yield Finding(f"{program} is not on PATH", f"package {program}")
-    if run("bazel", "--version").returncode != 0:
-        yield Finding("bazel does not answer", "openxla-bazel or openxla-debian as the SDK")
+    yield from _bazel()
     yield from _room(root)
+
+
+def _bazel() -> Iterator[Finding]:
+    answer = run("bazel", "--version")
+    remedy = "openxla-bazel or openxla-debian as the SDK"
+    version = re.search(r"^bazel (\S+)", answer.stdout, re.MULTILINE)
+    if answer.returncode != 0 or version is None:
+        yield Finding("bazel does not answer", remedy)
+    elif not version[1].startswith(f"{_WANTED_BAZEL}."):
+        yield Finding(f"bazel on PATH: expected {_WANTED_BAZEL}, got {version[1]}", remedy)
 
 
 def _host_compiler(clang: Path) -> Iterator[Finding]:
     said = run(clang, "--version").stdout
     version = re.search(r"^.*\bclang version (\d+)\.", said, re.MULTILINE)
-    if version is None or int(version[1]) != _WANTED_CLANG:
+    is_wanted = version is not None and int(version[1]) == _WANTED_CLANG
+    if not is_wanted:
         got = version[1] if version else "none that answers"
         yield Finding(
             f"{clang}: expected Clang {_WANTED_CLANG}, got {got}", f"package clang-{_WANTED_CLANG}"
         )
-        return
-    linker = run(clang, "-fuse-ld=lld", "-print-prog-name=ld.lld").stdout.strip()
+    # What does not answer cannot say where they are, but they may be missing as well.
+    linker = str(clang.with_name("ld.lld"))
+    if is_wanted:
+        linker = run(clang, "-fuse-ld=lld", "-print-prog-name=ld.lld").stdout.strip()
     # Clang prints the bare name of what it does not find.
     if not (Path(linker).is_absolute() and os.access(linker, os.X_OK)):
         yield Finding("Clang finds no ld.lld", f"package lld-{_WANTED_CLANG}")
-        return
     try:
-        gcc.choose(clang.with_name("clang++"))
+        if is_wanted:
+            gcc.choose(clang.with_name("clang++"))
+        else:
+            gcc.folder()
     except ToolError as wrong:
         yield Finding(str(wrong).replace("\n", "\n  "), f"package g++-{gcc.WANTED}")
 
@@ -171,7 +189,14 @@ def _room(root: Path) -> Iterator[Finding]:
             f"{free / 1e9:.0f} GB are free here, and a build takes up to {_ROOM_BYTES / 1e9:.0f}",
             "docker builder prune, or another disk for the engine",
         )
-    if not jobs.is_enough():
+    room = jobs.room()
+    if 0 < room < jobs.asked():
+        yield Finding(
+            f"{jobs.asked()} jobs are asked for, and there is memory for {room}: each takes up to "
+            f"{jobs.BYTES_PER_JOB / 1e9:.0f} GB",
+            f"--jobs {room}, or leave it out",
+        )
+    if not room:
         yield Finding(
             f"there is memory for no job: {jobs.BYTES_PER_JOB / 1e9:.0f} GB are wanted beside "
             "Bazel's server",
@@ -181,14 +206,35 @@ def _room(root: Path) -> Iterator[Finding]:
 
 def told(workspace: Path, words: list[str]) -> Iterator[Finding]:
     """Look at the workspace: every configuration that is named is defined, nothing is left over."""
-    texts = [path.read_text(errors="replace") for path in sorted(workspace.glob("*.bazelrc"))]
+    texts = list(_settings(workspace))
     for word in words:
         name = word.removeprefix("--config=")
-        defined = re.compile(rf"^\s*[a-z]+:{re.escape(name)}\s", re.MULTILINE)
+        defined = re.compile(rf"^\s*[a-z-]+:{re.escape(name)}\s", re.MULTILINE)
         if name != word and not any(defined.search(text) for text in texts):
             yield Finding(
                 f"--config={name} is defined in no .bazelrc of {workspace}",
                 "a revision of the source that this command line is for, in recipe.yaml",
             )
-    for left in sorted(workspace.glob("bazel-*/external/local_config_rocm")):
+    left_over = (
+        *workspace.glob("bazel-*/external/local_config_rocm"),
+        *OUTPUT_ROOT.glob("*/external/local_config_rocm"),
+    )
+    for left in sorted(left_over):
         yield Finding(f"{left} is left from another configuration", "bazel clean --expunge")
+
+
+def _settings(workspace: Path) -> Iterator[str]:
+    """Yield what the workspace's .bazelrc files say: those at its top, and what they import."""
+    queue = sorted(workspace.glob("*.bazelrc"))
+    known = set(queue)
+    for path in queue:
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue  # Bazel says so itself, where it is not optional
+        yield text
+        for name in re.findall(r"^\s*(?:try-)?import\s+(\S+)", text, re.MULTILINE):
+            found = Path(name.replace("%workspace%", str(workspace)))
+            if found not in known:
+                known.add(found)
+                queue.append(found)

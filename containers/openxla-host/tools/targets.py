@@ -14,25 +14,33 @@ from typing import TYPE_CHECKING
 from toolchain import ToolError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+_WITH_ROCM = "--config=rocm"
 FILE = "local_config_rocm/rocm/build_defs.bzl"
 _LIST = re.compile(r"^def rocm_gpu_architectures\(\):\s*(?:\"\"\".*?\"\"\"\s*)?return (\[[^\]]*\])",
                    re.MULTILINE | re.DOTALL)  # fmt: skip
 
 
-def require(external: Path, asked: list[str]) -> str | None:
+def require(external: Path, asked: list[str], words: Sequence[str] = ()) -> str | None:
     """Check that Bazel was configured for exactly these targets; say so, None without ROCm.
 
     Args:
         external: Where Bazel keeps its repositories.
         asked: The targets, as recipe and plan have them.
+        words: What Bazel was told. If ROCm is among it, the targets must have arrived somewhere.
 
     Raises:
         ToolError: It was configured for others, or what for cannot be read.
     """
     path = external / FILE
     if not path.is_file():
+        if _WITH_ROCM in words:
+            raise ToolError(
+                f"{path} is missing: Bazel was told {_WITH_ROCM}, and nothing configured ROCm\n"
+                f"  expected {','.join(asked)}\n  got      no list of GPU targets"
+            )
         return None
     got = configured(path.read_text(encoding="utf-8", errors="replace"))
     if sorted(got) != sorted(asked):

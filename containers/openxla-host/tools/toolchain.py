@@ -18,7 +18,7 @@ class ToolError(Exception):
 def run(
     *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program and keep what it prints; a program that is not there ends with 127."""
+    """Run a program and keep what it prints; one that cannot be started ends with 127."""
     try:
         return subprocess.run(
             [str(word) for word in words],
@@ -32,6 +32,10 @@ def run(
         )
     except FileNotFoundError:
         return subprocess.CompletedProcess(list(words), 127, f"{words[0]}: not found\n")
+    except OSError as wrong:
+        # Not executable, or cut short by a full disk: something to tell, and not a traceback.
+        said = f"{words[0]}: {wrong.strerror or wrong}\n"
+        return subprocess.CompletedProcess(list(words), 127, said)
 
 
 def say(text: str) -> None:
