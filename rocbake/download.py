@@ -146,6 +146,8 @@ class Downloader:
             self._on_bytes(-part.size)
             raise
         with writing(path):
+            # That of no bytes is complete before anything is written.
+            path.touch()
             part.origin_path.unlink(missing_ok=True)
         return Download(part.digest.hexdigest(), part.size)
 

@@ -13,15 +13,24 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from rocbake import digest
+from rocbake import store as stores
 from rocbake.errors import FetchError, UsageError
 from rocbake.mirror import redact
 from rocbake.source import Sha256
@@ -33,10 +42,17 @@ if TYPE_CHECKING:
 VARIABLE = "ROCBAKE_REMOTE"
 INDEX = "remote.json"
 _SCHEMES = ("file", "http", "https")
+# What nobody vouches for, and what is about one machine.
+_KEPT_HERE = {stores.RECORD, stores.LOG}
 # No part begins with a dot, so none can be `..`.
 _Path = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*$")
 ]
+
+
+def travels(path: str) -> bool:
+    """Return whether a file of an artifact's folder is the same for everybody."""
+    return path not in _KEPT_HERE and not path.startswith(f"{stores.SMOKE}/")
 
 
 class _Model(BaseModel):
@@ -57,6 +73,23 @@ class RemoteArtifact(_Model):
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     artifact: Annotated[Artifact, Field(description="as in artifact.json")]
     files: tuple[RemoteFile, ...]
+
+    @model_validator(mode="after")
+    def _paths_are_those_of_an_artifact(self) -> Self:
+        paths = [one.path for one in self.files]
+        folders = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
+        if twice := [path for path, count in Counter(paths).items() if count > 1]:
+            raise ValueError(f"{twice[0]} is listed twice")
+        for path in paths:
+            if path in folders:
+                raise ValueError(f"{path} is listed as a file and as a folder")
+            if not travels(path):
+                raise ValueError(f"{path} is about one machine")
+        artifact = self.artifact
+        for record in (artifact.archive, artifact.bundled, artifact.tests):
+            if record and record.file_name not in paths:
+                raise ValueError(f"{record.file_name} is not listed")
+        return self
 
     def to_json(self) -> bytes:
         """Return the canonical bytes."""

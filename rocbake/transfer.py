@@ -10,13 +10,16 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from rocbake import fit, golden, host, log, oci, unpack
 from rocbake import store as stores
 from rocbake.digest import sha256_file
 from rocbake.download import Downloader
 from rocbake.errors import BuildError, TrustError
 from rocbake.manifest import Manifest
-from rocbake.remote import RemoteArtifact, RemoteFile, parse_index
+from rocbake.mirror import redact
+from rocbake.remote import RemoteArtifact, RemoteFile, parse_index, travels
 from rocbake.store import Entry
 
 if TYPE_CHECKING:
@@ -27,10 +30,8 @@ if TYPE_CHECKING:
     from rocbake.plan import Plan
     from rocbake.project import Project
     from rocbake.remote import Remote
-    from rocbake.store import Artifact, Store
+    from rocbake.store import ArchiveRecord, Artifact, Store
 
-# What nobody vouches for, and what is about one machine.
-_KEPT_HERE = {stores.RECORD, stores.LOG}
 _MANIFESTS = (stores.MANIFEST, stores.BUNDLED_MANIFEST)
 
 
@@ -56,7 +57,7 @@ def push(entry: Entry, remote: Remote) -> Pushed:
     with log.step(f"Pushing {entry.artifact.image.reference}"):
         for path in sorted(entry.folder.rglob("*")):
             name = path.relative_to(entry.folder).as_posix()
-            if not path.is_file() or name in _KEPT_HERE or name.startswith(f"{stores.SMOKE}/"):
+            if not path.is_file() or not travels(name):
                 continue
             one = RemoteFile(path=name, sha256=sha256_file(path), size=path.stat().st_size)
             written += remote.put(path, one.sha256, one.size)
@@ -119,11 +120,22 @@ def _index(plan: Plan, remote: Remote, work: Path) -> RemoteArtifact:
         downloader.get(url, path)
     found = parse_index(path.read_bytes(), url)
     one = found.artifact
-    if (one.name, one.tag, one.key) != (plan.name, plan.tag, plan.key):
-        raise TrustError(
-            f"{remote.address}: expected {plan.name} {plan.tag} of key {plan.key}, "
-            f"got {one.name} {one.tag} of key {one.key}"
-        )
+    for what, wanted, got in (
+        ("key", plan.key, one.key),
+        ("name", plan.name, one.name),
+        ("version", plan.version, one.version),
+        ("tag", plan.tag, one.tag),
+        ("targets", plan.targets, one.targets),
+        ("options", plan.options, one.options),
+        ("overridden options", plan.overridden, one.overridden),
+        # The engine is told to give this name to the image.
+        ("image", plan.reference, one.image.reference),
+    ):
+        if got != wanted:
+            raise TrustError(
+                f"{redact(url)}: not the artifact that was asked for: its {what}: "
+                f"expected {wanted}, got {got}"
+            )
     return found
 
 
@@ -172,9 +184,9 @@ def _require_fit(artifact: Artifact, folder: Path, *, skip: bool) -> None:
     """Check that the archive, or the one that brings its libraries, runs on this machine."""
     here = host.read(environment=os.environ)
     verdicts = [
-        (name, fit.check(Manifest.model_validate_json((folder / name).read_bytes()), here))
-        for name in _MANIFESTS
-        if (folder / name).is_file()
+        (name, fit.check(_read_manifest(folder / name), here))
+        for record, name in _described(artifact)
+        if record
     ]
     if any(verdict.fits for _, verdict in verdicts):
         for name, verdict in verdicts:
@@ -187,13 +199,27 @@ def _require_fit(artifact: Artifact, folder: Path, *, skip: bool) -> None:
             log.say(f"  {line}")
 
 
+def _described(artifact: Artifact) -> tuple[tuple[ArchiveRecord | None, str], ...]:
+    """Return each archive with the name of the manifest that must lie beside it."""
+    return tuple(zip((artifact.archive, artifact.bundled), _MANIFESTS, strict=True))
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """Read a manifest that anybody may have written."""
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as wrong:
+        why = wrong.errors()[0]["msg"] if isinstance(wrong, ValidationError) else wrong.strerror
+        raise TrustError(f"{path.name}: not the manifest of an archive: {why}") from wrong
+
+
 def _require_same(entry: Entry, project: Project) -> None:
     """Hash everything that was brought, and hold it against the lock once more."""
     artifact = entry.artifact
     recorded = golden.find(project, artifact)
-    image = oci.read(entry.folder / stores.IMAGE)
     try:
         entry.check()
+        image = oci.read(entry.folder / stores.IMAGE)
         image.verify()
         _require_own_manifest(entry)
     except BuildError as damaged:
@@ -209,9 +235,7 @@ def _require_same(entry: Entry, project: Project) -> None:
 
 def _require_own_manifest(entry: Entry) -> None:
     """Check that the manifests beside the archives are those that lie in them."""
-    artifact = entry.artifact
-    for record, name in ((artifact.archive, stores.MANIFEST),
-                         (artifact.bundled, stores.BUNDLED_MANIFEST)):  # fmt: skip
+    for record, name in _described(entry.artifact):
         if record is None:
             continue
         inside = [

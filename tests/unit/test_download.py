@@ -259,6 +259,14 @@ def test_wrong_size_is_noticed_before_the_body(downloader, server, path, content
     assert len(server.requests) == 1
 
 
+def test_file_of_no_bytes_arrives(downloader, server, path):
+    server.files["/file"] = b""
+
+    downloader.get(f"{server.url}/file", path, sha256=hashlib.sha256().hexdigest(), size=0)
+
+    assert path.read_bytes() == b""
+
+
 def test_endless_body_is_left(downloader, server, answer, path):
     server.script["/file"] = [answer(content=CONTENT * 2, is_chunked=True)]
 

@@ -233,6 +233,10 @@ CHANGES = {
     "image": lambda one: one["artifact"]["image"].update(config="sha256:" + "0" * 64),
     "key": lambda one: one["artifact"].update(key="0" * 64),
     "name": lambda one: one["artifact"].update(name="other"),
+    "version": lambda one: one["artifact"].update(version="0"),
+    "targets": lambda one: one["artifact"].update(targets=["gfx906"]),
+    "options": lambda one: one["artifact"].update(options={"fast": "yes"}),
+    "image's name": lambda one: one["artifact"]["image"].update(reference="debian:trixie"),
     "a bundle that is none": lambda one: one["artifact"].update(bundled=one["artifact"]["archive"]),
     "manifest": lambda one: one["artifact"]["archive"].update(manifest_sha256="0" * 64),
     "layers": lambda one: one["artifact"]["image"].update(layers=["sha256:" + "0" * 64]),
@@ -285,6 +289,51 @@ def test_layer_that_is_not_what_its_name_says_is_refused(entry, there, pull, oth
     swap(there, entry, path, bytes(size))
 
     with pytest.raises(TrustError, match="not what its own record says"):
+        pull(there)
+    assert other.entries() == []
+
+
+def leave_out(there, entry, path):
+    """Have the remote store's index not name a file of the artifact."""
+    change(
+        there,
+        entry,
+        lambda told: told.update(files=[one for one in told["files"] if one["path"] != path]),
+    )
+
+
+@pytest.mark.parametrize("path", ["image/index.json", "manifest.json", "tool.tar.zst"])
+def test_artifact_that_lacks_a_file_is_refused(entry, there, pull, other, path):
+    transfer.push(entry, there)
+    leave_out(there, entry, path)
+
+    with pytest.raises((TrustError, FetchError), match=r"not the manifest|not what its own|listed"):
+        pull(there)
+    assert other.entries() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"schema": 1}'])
+@pytest.mark.parametrize("path", ["image/index.json", "manifest.json"])
+def test_file_that_cannot_be_read_is_refused(entry, there, pull, path, data):
+    transfer.push(entry, there)
+    swap(there, entry, path, data)
+
+    with pytest.raises(TrustError):
+        pull(there)
+
+
+@pytest.mark.parametrize(
+    "path", ["image", "manifest.json/x", "tool.tar.zst", "artifact.json", "smoke/0.json"]
+)
+def test_paths_that_no_artifact_has_are_refused(entry, there, pull, other, path):
+    transfer.push(entry, there)
+    change(
+        there,
+        entry,
+        lambda told: told["files"].append(told["files"][0] | {"path": path}),
+    )
+
+    with pytest.raises(FetchError, match="not the index of an artifact"):
         pull(there)
     assert other.entries() == []
 
